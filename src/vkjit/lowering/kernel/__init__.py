@@ -1,0 +1,1 @@
+"""The kernel IR: vocabulary, builder, text form, verifier and interpreter."""

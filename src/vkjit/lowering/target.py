@@ -1,0 +1,98 @@
+"""What a device can do, as plain data: made by a ``Device`` or written in a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import final
+
+from vkjit.lowering.kernel.types import F32, I32, I64, SCALARS, MatScope, ScalarType
+
+
+class TargetKind(Enum):
+    """Which family of schedules serves the target."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+class Addressing(Enum):
+    """How kernels of a GPU target reach their buffers."""
+
+    DEVICE_ADDRESS = "device_address"
+    DESCRIPTOR = "descriptor"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CoopShape:
+    """One cooperative-matrix shape: ``c[m,n] += a[m,k] @ b[k,n]``."""
+
+    a: ScalarType
+    b: ScalarType
+    accumulator: ScalarType
+    m: int
+    n: int
+    k: int
+    scope: MatScope = MatScope.SUBGROUP
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Quirk:
+    """A known fault of a driver: where it is reported, and when the entry may go."""
+
+    name: str
+    link: str
+    removal: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Limits and legal types of one device.
+
+    Sizes are in bytes, ``grid`` and ``workgroup`` limits in workgroups and invocations per axis.
+    ``storage`` types may be loaded and stored, ``arithmetic`` types computed with; ``legalize``
+    rewrites kernels that need others. ``name`` is part of every cache key.
+    """
+
+    name: str
+    kind: TargetKind
+    index_type: ScalarType
+    storage: frozenset[ScalarType]
+    arithmetic: frozenset[ScalarType]
+    vector_bytes: int = 16
+    threads: int = 1
+    max_grid: tuple[int, int, int] = (65535, 65535, 65535)
+    max_workgroup: tuple[int, int, int] = (128, 128, 64)
+    max_invocations: int = 128
+    shared_bytes: int = 16384
+    subgroup_sizes: tuple[int, ...] = (1,)
+    subgroup_ops: bool = False
+    addressing: Addressing = Addressing.DEVICE_ADDRESS
+    coop_shapes: tuple[CoopShape, ...] = ()
+    features: frozenset[str] = field(default_factory=frozenset[str])
+    quirks: tuple[Quirk, ...] = ()
+
+
+ALL_SCALARS = frozenset(SCALARS.values())
+
+REFERENCE = Target(
+    name="reference",
+    kind=TargetKind.CPU,
+    index_type=I64,
+    storage=ALL_SCALARS,
+    arithmetic=ALL_SCALARS,
+    vector_bytes=16,
+)
+"""The interpreter: every type, CPU schedules with short vectors."""
+
+MINIMAL_GPU = Target(
+    name="minimal-gpu",
+    kind=TargetKind.GPU,
+    index_type=I32,
+    storage=frozenset({F32, I32}),
+    arithmetic=frozenset({F32, I32}),
+)
+"""What Vulkan 1.1 promises: a target for tests of legalization."""
