@@ -1,0 +1,54 @@
+"""The commands that the documents tell a newcomer to type exist."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, flags=re.MULTILINE))
+
+
+def shell_lines(document: str) -> list[str]:
+    """Command lines in the fenced `sh` blocks of a document, comments dropped."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_make_targets_exist(document: str) -> None:
+    named = [word for line in shell_lines(document) for word in re.findall(r"make (\w+)", line)]
+    assert named, f"{document} names no make target"
+    assert set(named) <= TARGETS, set(named) - TARGETS
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_named_files_exist(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    missing = [link for link in links if not (ROOT / link).exists()]
+    assert not missing
+
+
+def test_finetune_trains_a_config_that_exists() -> None:
+    match = re.search(r"^CONFIG \?= (\S+)$", MAKEFILE, flags=re.MULTILINE)
+    assert match
+    assert (ROOT / match[1]).is_file()
+
+
+def test_ci_runs_exactly_make_test() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    commands = [line for line in script.splitlines() if "make" in line and line[0] != "#"]
+    assert commands == ["exec make test </dev/null 2>&1"]
+
+
+def test_the_console_script_is_the_models_command_line() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["project"]["scripts"] == {"vkjit": "vkjit_models.cli:app"}

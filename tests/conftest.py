@@ -1,0 +1,85 @@
+"""Settings shared by all tests: hypothesis profiles, markers, golden files, the device fixture.
+
+`device` runs a test once per device that this machine offers: ``reference``, ``cpu`` and every
+Vulkan device found, lavapipe included. ``VKJIT_TEST_DEVICES=cpu,vulkan:0`` narrows the list.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+_QUIET = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large)
+# ci: the same examples on every run, so that a red build means a changed program.
+hypothesis.settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=True,
+    max_examples=20,
+    database=None,
+    print_blob=True,
+    suppress_health_check=_QUIET,
+)
+hypothesis.settings.register_profile(
+    "dev", deadline=None, max_examples=20, suppress_health_check=_QUIET
+)
+hypothesis.settings.register_profile(
+    "thorough", deadline=None, max_examples=1000, suppress_health_check=_QUIET
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if CI else "dev"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="rewrite the golden text files instead of comparing with them; refused in CI",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if CI and config.getoption("--update-golden"):
+        raise pytest.UsageError("--update-golden: golden files are never rewritten in CI")
+
+
+@functools.cache
+def _devices() -> tuple[str, ...]:
+    """Names of the devices that tests run on, cheapest first."""
+    chosen = os.environ.get("VKJIT_TEST_DEVICES")
+    if chosen:
+        return tuple(name.strip() for name in chosen.split(","))
+    from vkjit.runtime import available_devices  # noqa: PLC0415  starts the Vulkan loader
+
+    return tuple(available_devices())
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames and not _parametrized(metafunc, "device"):
+        metafunc.parametrize("device", _devices(), scope="session")
+
+
+def _parametrized(metafunc: pytest.Metafunc, name: str) -> bool:
+    """True if the test or its class lists its own values for the argument `name`."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    return any(name in str(mark.args[0]).replace(" ", "").split(",") for mark in marks)
+
+
+@pytest.fixture(scope="session")
+def update_golden(pytestconfig: pytest.Config) -> bool:
+    """True if golden files are to be rewritten."""
+    return bool(pytestconfig.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The sibling folder with reference data that nobody here computed; skips without it."""
+    if not SHARED.is_dir():
+        pytest.skip("no ../shared folder beside the checkout: its reference data is not there")
+    return SHARED
