@@ -64,6 +64,7 @@ from vkjit.lowering.kernel.types import (
     ConvertOp,
     MatType,
     Memory,
+    Number,
     ScalarType,
     Scratch,
     Space,
@@ -161,7 +162,7 @@ class Builder:
 
     # -- constants and indices ------------------------------------------------------------------
 
-    def const(self, type_: Type, value: bool | int | float | tuple[float, ...]) -> Const:
+    def const(self, type_: Type, value: Number | tuple[float, ...]) -> Const:
         """A constant; equal constants are one node, placed before everything else."""
         key = (type_, repr(value), type(value))
         found = self._consts.get(key)

@@ -28,6 +28,7 @@ from vkjit.lowering.kernel.types import (
     ConvertOp,
     MatType,
     Memory,
+    Number,
     ScalarType,
     Scratch,
     Type,
@@ -49,7 +50,7 @@ class Const(Value):
 
     __slots__ = ("value",)
 
-    def __init__(self, type_: Type, value: bool | int | float | tuple[float, ...]) -> None:
+    def __init__(self, type_: Type, value: Number | tuple[float, ...]) -> None:
         self.type = type_
         self.value = value
 

@@ -84,6 +84,9 @@ class MatType:
 Type = ScalarType | VecType | MatType
 
 
+Number = bool | int | float
+
+
 class Access(Enum):
     """What a kernel may do with a buffer."""
 
@@ -95,7 +98,7 @@ class Access(Enum):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """A global array argument of ``length`` elements; ``bool`` arrays are stored as ``i8`` 0 or 1."""
+    """A global array argument of ``length`` elements; booleans are stored as ``i8`` 0 or 1."""
 
     name: str
     elem: ScalarType
@@ -155,8 +158,8 @@ class UnOp(Enum):
 class BinOp(Enum):
     """Binary operations; both operands and the result have one type.
 
-    ``MIN``/``MAX`` are for floats and spread NaN; ``ADD SUB MUL`` take both kinds; ``AND OR XOR`` take
-    integers and ``i1``.
+    ``MIN``/``MAX`` are for floats and spread NaN; ``ADD SUB MUL`` take both kinds; ``AND OR XOR``
+    take integers and ``i1``.
     """
 
     ADD = "add"
