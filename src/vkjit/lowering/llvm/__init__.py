@@ -1,0 +1,1 @@
+"""LLVM text for CPU targets."""
