@@ -1,0 +1,1 @@
+"""What every model shares: files, text, data sets, adapters, checkpoints and logs."""
