@@ -1,0 +1,1 @@
+"""The array IR: avals, programs, primitives; checker, text form and evaluator."""

@@ -1,0 +1,201 @@
+"""What an operation is: one frozen class that holds its parameters, traits and all its rules.
+
+Passes ask for traits and call rules; they never match on classes. ``Primitive`` is the general
+form with any number of results; ``Op`` is the common one with exactly one.
+
+Rules that compute (``jvp``, ``transpose``, ``batch``) call other operations through their public
+functions; the current trace records them. Symbolic zeros are ``None``: a tangent or cotangent of
+``None`` is zero and costs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from vkjit.errors import MissingRuleError
+from vkjit.ir.avals import Aval
+from vkjit.lowering.kernel.specs import KernelSpec
+
+Array = np.ndarray[Any, Any]
+Value = Any
+"""A tracer, an array or a NumPy value: whatever ``vkjit.trace.bind`` accepts."""
+Tangent = Value | None
+
+
+class Kind(Enum):
+    """What fusion may know about an operation; closed."""
+
+    POINTWISE = "pointwise"
+    VIEW = "view"
+    PLACE = "place"  # operands stored into regions of a new array: pad, concatenate
+    REDUCE = "reduce"
+    CONTRACT = "contract"
+    INDEXED = "indexed"
+    FUSED = "fused"
+    CONTROL = "control"
+    WRITE = "write"
+
+
+class Remat(Enum):
+    """Whether a value may be computed again instead of being kept."""
+
+    CHEAP = "cheap"  # recompute: casts, views, cheap pointwise
+    COSTLY = "costly"  # a policy decides
+    ONCE = "once"  # never repeated: writes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """All that passes may ask of a primitive.
+
+    ``linear_in`` are the argument positions in which the primitive is (multi)linear, one at a time.
+    ``effect`` marks writes, which no pass may repeat, drop or move across a reader.
+    """
+
+    kind: Kind
+    remat: Remat = Remat.CHEAP
+    linear_in: tuple[int, ...] = ()
+    effect: bool = False
+    differentiable: bool = True
+
+
+@final
+class Linear:
+    """Placeholder for an argument that is transposed; carries its aval."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: Aval) -> None:
+        self.aval = aval
+
+
+@final
+@dataclass(frozen=True)
+class Sample:
+    """Operands that exercise a primitive: it, operand avals and the range values come from.
+
+    ``low`` and ``high`` bound the values of operands (exclusive of singular points); ``smooth``
+    says that derivatives exist everywhere in that range.
+    """
+
+    prim: Primitive
+    avals: tuple[Aval, ...]
+    low: float = -2.0
+    high: float = 2.0
+    smooth: bool = True
+
+
+class Primitive(ABC):
+    """An operation with its static parameters as dataclass fields."""
+
+    traits: ClassVar[Traits]
+    name: ClassVar[str] = "primitive"
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    @abstractmethod
+    def infer_outs(self, avals: Sequence[Aval]) -> tuple[Aval, ...]:
+        """Avals of the results.
+
+        Raises:
+            ShapeError, DTypeError, ArgumentError: the operands do not fit; both are named.
+        """
+
+    @abstractmethod
+    def evaluate_outs(self, *arrays: Array) -> tuple[Array, ...]:
+        """The results in NumPy: the definition of the operation."""
+
+    @abstractmethod
+    def jvp_outs(
+        self, primals: Sequence[Value], tangents: Sequence[Tangent]
+    ) -> tuple[tuple[Value, ...], tuple[Tangent, ...]]:
+        """Results and their directional derivatives; at least one tangent is not None."""
+
+    @abstractmethod
+    def transpose(
+        self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
+    ) -> tuple[Tangent, ...]:
+        """Cotangents of the ``Linear`` arguments, None for the others."""
+
+    @abstractmethod
+    def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
+        """Results for arguments with a batch axis in front where ``batched``; all results have it.
+
+        At least one argument is batched.
+        """
+
+    def parameters(self) -> dict[str, object]:
+        """Static parameters by name, in order, as the text form prints them."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    def missing(self, rule: str, why: str = "") -> MissingRuleError:
+        """The error for a rule this primitive does not have."""
+        return MissingRuleError(f"{self.name}: has no {rule} rule{why and ': ' + why}")
+
+
+class Op(Primitive):
+    """A primitive with one result; subclasses write the single-result rules."""
+
+    @abstractmethod
+    def infer(self, *avals: Aval) -> Aval:
+        """Aval of the result."""
+
+    @abstractmethod
+    def evaluate(self, *arrays: Array) -> Array:
+        """The result in NumPy."""
+
+    @abstractmethod
+    def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
+        """What the templates need to know."""
+
+    def jvp(self, primals: Sequence[Value], tangents: Sequence[Tangent]) -> tuple[Value, Tangent]:
+        """Result and tangent; nonlinear differentiable operations must give it."""
+        raise self.missing("jvp")
+
+    def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
+        """Result with the batch axis in front."""
+        raise self.missing("batch")
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        """Operands for the property tests."""
+        return []
+
+    def transpose(
+        self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
+    ) -> tuple[Tangent, ...]:
+        """See ``Primitive.transpose``; nothing is linear unless a subclass says so."""
+        raise self.missing("transpose", "it is not linear in any argument")
+
+    @final
+    def infer_outs(self, avals: Sequence[Aval]) -> tuple[Aval, ...]:
+        """See ``infer``."""
+        return (self.infer(*avals),)
+
+    @final
+    def evaluate_outs(self, *arrays: Array) -> tuple[Array, ...]:
+        """See ``evaluate``."""
+        return (self.evaluate(*arrays),)
+
+    @final
+    def jvp_outs(
+        self, primals: Sequence[Value], tangents: Sequence[Tangent]
+    ) -> tuple[tuple[Value, ...], tuple[Tangent, ...]]:
+        """See ``jvp``."""
+        out, tangent = self.jvp(primals, tangents)
+        return (out,), (tangent,)
+
+    @final
+    def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
+        """See ``batch``."""
+        return (self.batch(args, batched),)

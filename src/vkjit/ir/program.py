@@ -1,0 +1,120 @@
+"""Programs: single-assignment lists of equations over variables and literals.
+
+    program(%0: f32[3], %1: f32[3]) {
+      %2: f32[3] = mul %0, %1
+      return %2
+    }
+
+Everything here is immutable once a trace has ended; passes make new programs.
+"""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from vkjit.ir.avals import Aval
+
+if TYPE_CHECKING:
+    from vkjit.ir.primitive import Primitive
+
+
+@final
+class Source:
+    """Where in the user's code an equation came from; the line is looked up when asked for."""
+
+    __slots__ = ("code", "last")
+
+    def __init__(self, code: CodeType, last: int) -> None:
+        self.code = code
+        self.last = last
+
+    @property
+    def line(self) -> int:
+        """Line number in ``code.co_filename``."""
+        for position, (line, *_rest) in enumerate(self.code.co_positions()):
+            if position == self.last // 2:
+                return line or self.code.co_firstlineno
+        return self.code.co_firstlineno
+
+    def __str__(self) -> str:
+        return f"{self.code.co_filename}:{self.line}"
+
+
+@final
+class Var:
+    """A variable; identity is its name."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: Aval) -> None:
+        self.aval = aval
+
+
+@final
+class Literal:
+    """A scalar constant in an argument position."""
+
+    __slots__ = ("aval", "value")
+
+    def __init__(self, value: np.generic | np.ndarray[Any, Any], aval: Aval) -> None:
+        self.value = value
+        self.aval = aval
+
+
+Atom = Var | Literal
+
+
+@final
+class Eqn:
+    """``outs = prim(args)``, from ``source``."""
+
+    __slots__ = ("args", "outs", "prim", "source")
+
+    def __init__(
+        self,
+        prim: Primitive,
+        args: tuple[Atom, ...],
+        outs: tuple[Var, ...],
+        source: Source | None = None,
+    ) -> None:
+        self.prim = prim
+        self.args = args
+        self.outs = outs
+        self.source = source
+
+
+@final
+class Program:
+    """Parameters, equations in order, and results; every input is a parameter."""
+
+    __slots__ = ("eqns", "name", "params", "results")
+
+    def __init__(
+        self,
+        params: tuple[Var, ...],
+        eqns: tuple[Eqn, ...],
+        results: tuple[Atom, ...],
+        name: str = "program",
+    ) -> None:
+        self.params = params
+        self.eqns = eqns
+        self.results = results
+        self.name = name
+
+    @property
+    def in_avals(self) -> tuple[Aval, ...]:
+        """Avals of the parameters."""
+        return tuple(v.aval for v in self.params)
+
+    @property
+    def out_avals(self) -> tuple[Aval, ...]:
+        """Avals of the results."""
+        return tuple(v.aval for v in self.results)
+
+    def __str__(self) -> str:
+        from vkjit.ir.text import text  # noqa: PLC0415  text needs Program; printing is rare
+
+        return text(self)

@@ -1,0 +1,1 @@
+"""Every primitive, all its rules in one class; a file per family."""

@@ -1,0 +1,299 @@
+"""Tracing: running a Python function on stand-ins and recording what it does.
+
+``bind`` is the one entry of every operation. Inside a trace it records an equation, whatever the
+arguments are; outside it hands the operation to the eager evaluator. A value of an enclosing trace,
+or an array that the function closes over, becomes a captured parameter of the program.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Protocol, TypeGuard, cast, final
+
+import numpy as np
+
+from vkjit.dtypes import canonical, default_float, default_int
+from vkjit.errors import DTypeError, TracerError, UserError
+from vkjit.ir.avals import Aval, aval
+from vkjit.ir.primitive import Primitive, Value
+from vkjit.ir.program import Atom, Eqn, Literal, Program, Source, Var
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class HasAval(Protocol):
+    """Device arrays and tracers: values that know their aval."""
+
+    @property
+    def aval(self) -> Aval:
+        """Shape and dtype."""
+        ...
+
+
+class Tracer:
+    """Stand-in for an array while a function is traced."""
+
+    __slots__ = ("__weakref__", "aval", "trace", "var")
+    # NumPy leaves `ndarray op tracer` to the tracer.
+    __array_priority__: ClassVar[int] = 1000
+
+    def __init__(self, trace: Trace, var: Var) -> None:
+        self.trace = trace
+        self.var = var
+        self.aval = var.aval
+
+
+@final
+class _State(threading.local):
+    """The traces that are open in this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Trace] = []
+        self.current: Trace | None = None
+
+
+_state = _State()
+
+
+@final
+class Trace:
+    """Equations recorded so far, and the values captured from outside."""
+
+    __slots__ = ("box", "captured", "captured_vars", "eqns", "lifted", "source")
+
+    def __init__(self, box: type[Tracer]) -> None:
+        self.box = box
+        self.eqns: list[Eqn] = []
+        self.captured: list[Value] = []
+        self.captured_vars: list[Var] = []
+        self.lifted: dict[int, Var] = {}
+        self.source: Source | None = None
+
+    def new_input(self, of: Aval) -> Tracer:
+        """A tracer for a fresh parameter."""
+        return self.box(self, Var(of))
+
+    def atom(self, value: Value) -> Atom:
+        """The variable or literal that stands for ``value`` in this trace."""
+        if isinstance(value, Tracer):
+            if value.trace is self:
+                return value.var
+            if value.trace not in _state.stack:
+                raise TracerError(_leak_message(value))
+        elif isinstance(value, (bool, int, float)) or (is_numpy(value) and value.ndim == 0):
+            return literal(value)
+        found = self.lifted.get(id(value))
+        if found is None:
+            found = self.lifted[id(value)] = Var(aval_of(value))
+            self.captured.append(value)
+            self.captured_vars.append(found)
+        return found
+
+    def record(self, prim: Primitive, values: Sequence[Value]) -> list[Tracer]:
+        """Appends one equation and returns tracers of its results."""
+        atoms = tuple(
+            [v.var if type(v) is self.box and v.trace is self else self.atom(v) for v in values]
+        )
+        source = self.source or user_source()
+        try:
+            avals = prim.infer_outs([a.aval for a in atoms])
+        except UserError as error:
+            raise _at(error, source) from None
+        outs = tuple([Var(a) for a in avals])
+        self.eqns.append(Eqn(prim, atoms, outs, source))
+        return [self.box(self, v) for v in outs]
+
+
+def is_numpy(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
+    """Whether ``value`` is a NumPy array or scalar (which has the same attributes)."""
+    return isinstance(value, (np.ndarray, np.generic))
+
+
+def literal(value: object) -> Literal:
+    """A Python or NumPy scalar as a literal; Python scalars are weakly typed."""
+    of = aval_of(value)
+    return Literal(np.asarray(value, of.dtype)[()], of)
+
+
+def aval_of(value: Value) -> Aval:
+    """The aval of a tracer, array, NumPy value or Python scalar.
+
+    Raises:
+        DTypeError: the value is none of these.
+    """
+    kind = cast("type", type(value))
+    if kind is float:
+        return aval((), default_float(), True)
+    if kind is int:
+        return aval((), default_int(), True)
+    if kind is bool:
+        return aval((), canonical(np.bool_), False)
+    if is_numpy(value):
+        return aval(value.shape, canonical(value.dtype), False)
+    found = getattr(value, "aval", None)
+    if isinstance(found, Aval):
+        return found
+    raise DTypeError(
+        f"array: {kind.__module__}.{kind.__qualname__} is not an array or scalar; "
+        "expected an Array, a NumPy array or a Python scalar"
+    )
+
+
+Eager = Callable[[Primitive, Sequence[Value]], Sequence[Value]]
+
+
+def _evaluate(prim: Primitive, values: Sequence[Value]) -> Sequence[Value]:
+    """Outside any trace, before a device layer is there: plain NumPy."""
+    return prim.evaluate_outs(*[np.asarray(v, aval_of(v).dtype) for v in values])
+
+
+@final
+class Hooks:
+    """What the layers above provide: how to run an operation now, and the tracer class."""
+
+    eager: ClassVar[Eager] = staticmethod(_evaluate)
+    box: ClassVar[type[Tracer]] = Tracer
+
+
+def bind(prim: Primitive, *values: Value) -> Value:
+    """Applies a single-result primitive, recording it when a trace is open."""
+    current = _state.current
+    if current is not None:
+        return current.record(prim, values)[0]
+    return _run(prim, values)[0]
+
+
+def bind_outs(prim: Primitive, *values: Value) -> Sequence[Value]:
+    """Applies a primitive with any number of results."""
+    current = _state.current
+    if current is not None:
+        return current.record(prim, values)
+    return _run(prim, values)
+
+
+def _run(prim: Primitive, values: Sequence[Value]) -> Sequence[Value]:
+    for value in values:
+        if isinstance(value, Tracer):
+            raise TracerError(_leak_message(value))
+    try:
+        prim.infer_outs([aval_of(v) for v in values])
+        return Hooks.eager(prim, values)
+    except UserError as error:
+        raise _at(error, user_source()) from None
+
+
+@contextmanager
+def open_trace() -> Generator[Trace]:
+    """Records operations until the block ends; closed even when the function raises.
+
+    The garbage collector rests meanwhile: a trace allocates many small objects that all stay.
+    """
+    trace = Trace(Hooks.box)
+    collecting = gc.isenabled()
+    gc.disable()
+    _state.stack.append(trace)
+    outer, _state.current = _state.current, trace
+    try:
+        yield trace
+    finally:
+        _state.stack.pop()
+        _state.current = outer
+        if collecting:
+            gc.enable()
+
+
+@final
+class Traced:
+    """A program and the values to pass for its first ``len(captured)`` parameters."""
+
+    __slots__ = ("captured", "program")
+
+    def __init__(self, program: Program, captured: tuple[Value, ...]) -> None:
+        self.program = program
+        self.captured = captured
+
+
+def trace(
+    fn: Callable[..., Sequence[Value]], avals: Sequence[Aval], name: str = "program"
+) -> Traced:
+    """Runs ``fn`` on tracers of ``avals`` and returns what it did.
+
+    Args:
+        fn: takes one value for each aval and returns a flat sequence of values.
+        avals: of the explicit parameters.
+        name: of the program.
+
+    Returns:
+        the program, whose parameters are the captured values followed by the explicit ones.
+    """
+    with open_trace() as current:
+        inputs = [current.new_input(a) for a in avals]
+        results = tuple([current.atom(r) for r in fn(*inputs)])
+        params = (*current.captured_vars, *(t.var for t in inputs))
+        program = Program(params, tuple(current.eqns), results, name)
+    return Traced(program, tuple(current.captured))
+
+
+def tracing() -> bool:
+    """Whether a trace is open in this thread."""
+    return _state.current is not None
+
+
+def apply_program(program: Program, values: Sequence[Value]) -> list[Value]:
+    """Binds every equation of ``program`` on ``values``, keeping source lines."""
+    env: dict[Var, Value] = dict(zip(program.params, values, strict=True))
+    current = _state.current
+    for eqn in program.eqns:
+        if current is not None:
+            current.source = eqn.source
+        args = [env[a] if isinstance(a, Var) else a.value for a in eqn.args]
+        env.update(zip(eqn.outs, bind_outs(eqn.prim, *args), strict=True))
+    if current is not None:
+        current.source = None
+    return [env[r] if isinstance(r, Var) else r.value for r in program.results]
+
+
+@contextmanager
+def source_of(eqn: Eqn) -> Generator[None]:
+    """Operations inside the block are recorded as coming from ``eqn``'s line."""
+    current = _state.current
+    if current is None:
+        yield
+        return
+    before, current.source = current.source, eqn.source
+    try:
+        yield
+    finally:
+        current.source = before
+
+
+def user_source() -> Source | None:
+    """The innermost frame outside this package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE):
+            return Source(code, frame.f_lasti)
+        frame = frame.f_back
+    return None
+
+
+def _at(error: UserError, source: Source | None) -> UserError:
+    """The same error with the user's line at the end of its message."""
+    text = str(error)
+    if source is None or "\n  at " in text:
+        return error
+    return type(error)(f"{text}\n  at {source}")
+
+
+def _leak_message(value: Tracer) -> str:
+    made = next((str(e.source) for e in value.trace.eqns if value.var in e.outs), "its parameters")
+    return (
+        f"tracer: a value {value.aval} of a finished trace was used (made at {made}); "
+        "a traced function must return what it computes, not keep it in outer variables"
+    )
