@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
-
 from vkjit.errors import MissingRuleError
 from vkjit.ir.avals import Aval
+from vkjit.ir.program import Atom, Eqn
 from vkjit.lowering.kernel.specs import KernelSpec
 
 Array = np.ndarray[Any, Any]
 Value = Any
 """A tracer, an array or a NumPy value: whatever ``vkjit.trace.bind`` accepts."""
 Tangent = Value | None
+Producer = Callable[[Atom], Eqn | None]
+Simpler: TypeAlias = "Atom | tuple[Primitive, tuple[Atom, ...]]"
 
 
 class Kind(Enum):
@@ -133,6 +135,15 @@ class Primitive(ABC):
 
         At least one argument is batched.
         """
+
+    def simplify(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
+        """A value or a simpler application that gives the same bits, or None.
+
+        Args:
+            args: of the equation.
+            producer: the equation that made a variable, or None for parameters and literals.
+        """
+        return None
 
     def parameters(self) -> dict[str, object]:
         """Static parameters by name, in order, as the text form prints them."""

@@ -1,0 +1,107 @@
+"""Reads the text form of programs back, given the primitives that may occur."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import final
+
+import numpy as np
+from vkjit.dtypes import BY_SHORT
+from vkjit.errors import ArgumentError
+from vkjit.ir.avals import Aval, aval
+from vkjit.ir.primitive import Primitive
+from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
+
+_AVAL = re.compile(r"(\w+)\[([\d,]*)\](\*?)$")
+_HEAD = re.compile(r"([\w.<>]+)\((.*)\) \{$")
+_EQN = re.compile(r"((?:%\d+: \S+?(?:, )?)+) = (\w+)(?:\[(.*)\])?(?: ((?:%|[-\w]).*))?$")
+
+
+def parse(source: str, primitives: Iterable[type[Primitive]]) -> Program:
+    """The program that ``text`` prints as ``source``.
+
+    Args:
+        source: text of one program; ``#`` starts a comment.
+        primitives: classes whose names may occur.
+
+    Raises:
+        ArgumentError: a line is not in the text form; the message shows it.
+    """
+    reader = _Reader({p.name: p for p in primitives})
+    lines = [line.split("  #")[0].strip() for line in source.strip().splitlines()]
+    head = _HEAD.match(lines[0])
+    if head is None or lines[-1] != "}":
+        raise ArgumentError(f"parse: expected 'name(params) {{ ... }}', got {lines[0]!r}")
+    params = tuple(reader.define(p) for p in _split(head.group(2)))
+    eqns = tuple(reader.eqn(line) for line in lines[1:-2])
+    results = tuple(reader.atom(r) for r in _split(lines[-2].removeprefix("return").strip()))
+    return Program(params, eqns, results, head.group(1))
+
+
+@final
+class _Reader:
+    """Variables met so far."""
+
+    __slots__ = ("primitives", "vars")
+
+    def __init__(self, primitives: dict[str, type[Primitive]]) -> None:
+        self.primitives = primitives
+        self.vars: dict[str, Var] = {}
+
+    def define(self, item: str) -> Var:
+        name, of = item.split(": ")
+        self.vars[name] = found = Var(_aval(of))
+        return found
+
+    def atom(self, item: str) -> Atom:
+        if item.startswith("%"):
+            return self.vars[item]
+        value, of = item.rsplit(":", 1)
+        found = _aval(of)
+        number: object = (
+            float(value) if value in ("nan", "inf", "-inf") else ast.literal_eval(value)
+        )
+        return Literal(np.asarray(number, found.dtype)[()], found)
+
+    def eqn(self, line: str) -> Eqn:
+        match = _EQN.match(line)
+        if match is None or match.group(2) not in self.primitives:
+            raise ArgumentError(f"parse: expected '%n: aval = primitive operands', got {line!r}")
+        outs, name, inside, args = match.groups()
+        prim = self.primitives[name]
+        given = _parameters(inside or "")
+        made = prim(**{f.name: given[f.name] for f in fields(prim)})  # type: ignore[arg-type]
+        atoms = tuple(self.atom(a) for a in _split(args or ""))
+        return Eqn(made, atoms, tuple(self.define(o) for o in _split(outs)))
+
+
+def _aval(source: str) -> Aval:
+    match = _AVAL.match(source)
+    if match is None or match.group(1) not in BY_SHORT:
+        raise ArgumentError(f"parse: {source!r} is not an aval such as f32[3,4]")
+    dtype, dims, weak = match.groups()
+    return aval(tuple(int(d) for d in dims.split(",") if d), BY_SHORT[dtype], bool(weak))
+
+
+def _split(source: str) -> list[str]:
+    """Splits at commas outside brackets."""
+    items, depth, start = list[str](), 0, 0
+    for i, char in enumerate(source):
+        depth += (char in "([") - (char in ")]")
+        if char == "," and depth == 0:
+            items.append(source[start:i].strip())
+            start = i + 1
+    rest = source[start:].strip()
+    return [*items, rest] if rest else items
+
+
+def _parameters(inside: str) -> dict[str, object]:
+    """``a=(1, 2), dtype=f32`` as a dictionary."""
+    found: dict[str, object] = {}
+    for item in _split(inside):
+        name, value = item.split("=", 1)
+        found[name] = BY_SHORT[value] if value in BY_SHORT else ast.literal_eval(value)
+    return found

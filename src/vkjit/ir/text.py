@@ -1,0 +1,78 @@
+"""The text form of programs.
+
+    program(%0: f32[3,4], %1: f32[4]*) {
+      %2: f32[4,3] = permute[perm=(1, 0)] %0
+      %3: f32[4,3] = mul %2, 2.0:f32[]*
+      return %3
+    }
+
+Variables are numbered by definition. Static parameters print as Python literals; dtypes as their
+short names. ``vkjit.ir.parse`` reads the text back.
+"""
+
+from __future__ import annotations
+
+from typing import cast, final
+
+import numpy as np
+from vkjit.dtypes import SHORT, DType
+from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
+
+
+@final
+class Names:
+    """Numbers for variables, in the order in which they are first asked for."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self) -> None:
+        self._numbers: dict[Var, int] = {}
+
+    def of(self, var: Var) -> str:
+        """``%n`` for ``var``."""
+        return f"%{self._numbers.setdefault(var, len(self._numbers))}"
+
+
+def text(program: Program, *, lines: bool = False) -> str:
+    """``program`` as text; with ``lines`` each equation ends in its source line."""
+    names = Names()
+    params = ", ".join(f"{names.of(v)}: {v.aval}" for v in program.params)
+    body = [f"  {eqn_text(e, names, lines=lines)}" for e in program.eqns]
+    results = ", ".join(atom_text(r, names) for r in program.results)
+    return "\n".join([f"{program.name}({params}) {{", *body, f"  return {results}".rstrip(), "}"])
+
+
+def eqn_text(eqn: Eqn, names: Names, *, lines: bool = False) -> str:
+    """One equation."""
+    args = ", ".join(atom_text(a, names) for a in eqn.args)
+    outs = ", ".join(f"{names.of(v)}: {v.aval}" for v in eqn.outs)
+    line = f"{outs} = {prim_text(eqn)} {args}".rstrip()
+    return f"{line}  # {eqn.source}" if lines and eqn.source else line
+
+
+def prim_text(eqn: Eqn) -> str:
+    """The primitive's name, with its static parameters in brackets."""
+    parameters = eqn.prim.parameters()
+    if not parameters:
+        return eqn.prim.name
+    inside = ", ".join(f"{k}={parameter_text(v)}" for k, v in parameters.items())
+    return f"{eqn.prim.name}[{inside}]"
+
+
+def parameter_text(value: object) -> str:
+    """A static parameter as a Python literal; dtypes by short name."""
+    if isinstance(value, np.dtype):
+        return SHORT[cast("DType", value)]
+    if isinstance(value, tuple):
+        items = [parameter_text(v) for v in cast("tuple[object, ...]", value)]
+        return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+    return repr(value)
+
+
+def atom_text(atom: Atom, names: Names) -> str:
+    """A variable's number, or ``value:aval`` of a literal; floats print exactly."""
+    if isinstance(atom, Literal):
+        value = atom.value
+        printed = repr(float(value)) if atom.aval.dtype.kind in "fV" else repr(value.item())
+        return f"{printed}:{atom.aval}"
+    return names.of(atom)

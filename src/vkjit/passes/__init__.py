@@ -1,0 +1,1 @@
+"""Program to program: differentiation, batching and clean-up; each pass a plain function."""

@@ -1,0 +1,26 @@
+"""The passes that run between tracing and lowering, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vkjit.ir.check import check
+from vkjit.ir.program import Program
+from vkjit.passes.cse import cse
+from vkjit.passes.dce import dce
+from vkjit.passes.fold import fold
+
+Pass = Callable[[Program], Program]
+
+SIMPLIFY: tuple[Pass, ...] = (dce, fold, cse, dce)
+"""dce first, so that later passes do no work on dead equations; cse after fold, which makes equal
+equations equal in form; dce again for what folding left unread."""
+
+
+def simplify(program: Program, *, checked: bool = False) -> Program:
+    """Runs ``SIMPLIFY``; with ``checked`` the type checker runs after every pass."""
+    for run in SIMPLIFY:
+        program = run(program)
+        if checked:
+            check(program)
+    return program
