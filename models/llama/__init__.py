@@ -1,0 +1,1 @@
+"""Llama-shaped language models (SmolLM2, Llama) with low-rank adapters."""
