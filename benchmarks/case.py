@@ -75,8 +75,19 @@ def numpy_namespace() -> Namespace:
         shifted = np.exp(x - x.max(axis, keepdims=True))
         return shifted / shifted.sum(axis, keepdims=True)
 
+    def attention(q: Array, k: Array, v: Array, *, is_causal: bool) -> Array:
+        _, length, heads, size = q.shape  # [1, S, heads, size]; k and v have fewer heads
+        group = heads // k.shape[2]
+        k, v = (np.repeat(x, group, axis=2) for x in (k, v))
+        scores = np.einsum("bqhd,bkhd->bhqk", q, k) / size**0.5
+        if is_causal:
+            scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
+        return np.einsum("bhqk,bkhd->bqhd", softmax(scores), v)
+
     lax = SimpleNamespace(rsqrt=lambda x: 1.0 / np.sqrt(x), stop_gradient=lambda x: x)
-    nn = SimpleNamespace(softmax=softmax, silu=lambda x: x / (1.0 + np.exp(-x)))
+    nn = SimpleNamespace(
+        softmax=softmax, silu=lambda x: x / (1.0 + np.exp(-x)), dot_product_attention=attention
+    )
 
     def no_gradient(*_args: Any, **_options: Any) -> Callable[..., Any]:
         raise NotImplementedError("value_and_grad: NumPy is the reference of values only")

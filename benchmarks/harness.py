@@ -12,6 +12,7 @@ import argparse
 import fnmatch
 import os
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,6 +101,7 @@ class Run:
         self._module = module
         self._options = options
         self._processes: dict[str, Process] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="vkjit-bench-")
         self.versions: dict[str, str] = {}
 
     def case(self, case: Case) -> Row:
@@ -124,14 +126,20 @@ class Run:
             process.close()
         self._processes.clear()
 
+    def finish(self) -> None:
+        """Ends every process and removes what cold runs left behind."""
+        self.close()
+        self._folder.cleanup()
+
     def _present(self) -> list[str]:
         return [n for n in self._options.participants if n == "vkjit" or self._options.peers_python]
 
-    def _process(self, name: str) -> Process:
+    def _process(self, name: str, *, cold: bool) -> Process:
         live = self._processes.get(name)
         if live is None or live.dead:
             python = sys.executable if name == "vkjit" else self._options.peers_python
-            live = Process(python, name, self._options.device, self._options.limit)
+            caches = tempfile.mkdtemp(dir=self._folder.name) if cold else ""
+            live = Process(python, (name, self._options.device), self._options.limit, caches)
             if self._options.memory_gib:
                 live.cap_memory(self._options.memory_gib)
             self._processes[name] = live
@@ -147,7 +155,7 @@ class Run:
             if row.case.first and name in self._processes:
                 self._processes.pop(name).close()
             request = {"module": self._module, "case": row.case.name}
-            answer = self._process(name).ask("prepare", **request)
+            answer = self._process(name, cold=row.case.first).ask("prepare", **request)
             if not answer["ok"]:
                 row.failures[name] = answer["failure"]
                 return False
@@ -206,7 +214,7 @@ def main(
             rows.append(run.case(case))
             print(report.progress(rows[-1]), file=sys.stderr, flush=True)
     finally:
-        run.close()
+        run.finish()
     header: dict[str, Any] = {
         **machine.facts(),
         "benchmark": module,

@@ -11,21 +11,30 @@ from typing import Any, final
 
 from benchmarks.machine import ROOT, process_seconds
 
+# Variables that say where vkjit (through platformdirs) and PyTorch keep compiled code.
+CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")
+
 
 @final
 class Process:
-    """Runs ``benchmarks.worker`` in a given Python; `dead` says why it answers no more."""
+    """Runs ``benchmarks.worker`` in a given Python; `dead` says why it answers no more.
 
-    def __init__(self, python: str, name: str, device: str, limit: float) -> None:
+    `caches` is where compilers keep what they made; an empty folder makes the first call cold.
+    """
+
+    def __init__(
+        self, python: str, participant: tuple[str, str], limit: float, caches: str = ""
+    ) -> None:
         self.dead = ""
         self._limit = limit
         trace = None if os.environ.get("VKJIT_BENCH_TRACE") else subprocess.DEVNULL
         self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.worker", name, device],
+            [python, "-m", "benchmarks.worker", *participant],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=trace,
             cwd=ROOT,
+            env={**os.environ, **{name: caches for name in CACHES if caches}},
             text=True,
         )
 

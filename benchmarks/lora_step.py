@@ -1,0 +1,249 @@
+"""One LoRA fine-tuning step of a SmolLM2-135M shape: 512 tokens, float32, rank 16 everywhere.
+
+Frozen base, adapters on all seven linear layers of 30 blocks, masked next-token loss, AdamW. The
+weights are random numbers of the right shape; speed and memory do not depend on their values. The
+small case is compared with float64; the losses of the full one are printed side by side.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from benchmarks.case import ADAMW, Array, Case, Namespace, Tree
+
+EPSILON, ROPE_BASE, SCALE = 1e-5, 1e5, 2.0
+Sizes = Mapping[str, int]
+
+SMOL = {
+    "layers": 30, "width": 576, "heads": 9, "kv_heads": 3, "hidden": 1536,
+    "vocabulary": 49152, "rank": 16, "tokens": 512,
+}  # fmt: skip
+TINY = {
+    "layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 64,
+    "vocabulary": 97, "rank": 4, "tokens": 16,
+}  # fmt: skip
+
+
+def linear_shapes(s: Sizes) -> dict[str, tuple[int, int]]:
+    """(out, in) of the linear layers of a block."""
+    d, f = s["width"], s["hidden"]
+    kv = s["kv_heads"] * (d // s["heads"])
+    return {
+        "q": (d, d), "k": (kv, d), "v": (kv, d), "o": (d, d),
+        "gate": (f, d), "up": (f, d), "down": (d, f),
+    }  # fmt: skip
+
+
+def least_flop(s: Sizes) -> float:
+    """Multiply-adds times two: forward, input gradients (the base is frozen), adapters."""
+    n = s["tokens"]
+    shapes = linear_shapes(s).values()
+    linear = s["layers"] * sum(o * i for o, i in shapes) + s["vocabulary"] * s["width"]
+    attention = s["layers"] * n * n * s["width"]  # causal half of both products, forward
+    adapters = s["layers"] * s["rank"] * sum(o + i for o, i in shapes)
+    return 2.0 * linear * n * 2 + 2.0 * attention * 3 + 2.0 * adapters * n * 3
+
+
+def _case(name: str, sizes: Sizes, **options: Any) -> Case:
+    flop = least_flop(sizes)
+    return Case(name, "step", sizes, flop=flop, tokens=sizes["tokens"], **options)
+
+
+CASES = (
+    _case("small, checked", TINY, tolerance=1e-4),
+    _case("SmolLM2-135M 512 tokens", SMOL, check=False, memory=True, quick=False),
+)
+
+
+def inputs(case: Case) -> tuple[Tree, ...]:
+    """Adapters (argument 0), frozen weights, tokens i32[1,S+1], loss mask f32[1,S]."""
+    s, generator = case.params, np.random.default_rng(8)
+
+    def normal(*shape: int, scale: float) -> np.ndarray:
+        return generator.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+
+    blocks, adapters = [], []
+    for _ in range(s["layers"]):
+        block = {n: normal(o, i, scale=i**-0.5) for n, (o, i) in linear_shapes(s).items()}
+        block |= {n: 1 + normal(s["width"], scale=0.1) for n in ("norm1", "norm2")}
+        blocks.append(block)
+        adapters.append(
+            {
+                n: {
+                    "a": normal(s["rank"], i, scale=i**-0.5),
+                    "b": normal(o, s["rank"], scale=0.01),
+                }
+                for n, (o, i) in linear_shapes(s).items()
+            }
+        )
+    weights = {
+        "embedding": normal(s["vocabulary"], s["width"], scale=0.05),
+        "norm": 1 + normal(s["width"], scale=0.1),
+        "blocks": blocks,
+    }
+    tokens = generator.integers(0, s["vocabulary"], (1, s["tokens"] + 1)).astype(np.int32)
+    mask = np.ones((1, s["tokens"]), np.float32)
+    mask[:, : s["tokens"] // 4] = 0  # the prompt is not trained on
+    return adapters, weights, tokens, mask
+
+
+def rotary_tables(s: Sizes) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines, f32[S, head/2]."""
+    head = s["width"] // s["heads"]
+    frequencies = ROPE_BASE ** (-np.arange(0, head, 2) / head)
+    angles = np.outer(np.arange(s["tokens"]), frequencies)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+# ------------------------------------------------------------------- vkjit and JAX
+
+
+def _block(ns: Namespace, s: Sizes) -> Callable[[Array, Tree, Tree], Array]:
+    n, d, heads, kv_heads = s["tokens"], s["width"], s["heads"], s["kv_heads"]
+    head = d // heads
+    cosines, sines = (ns.np.asarray(table)[None, :, None, :] for table in rotary_tables(s))
+
+    def norm(x: Array, weight: Array) -> Array:
+        return x * ns.lax.rsqrt(ns.np.mean(x * x, axis=-1, keepdims=True) + EPSILON) * weight
+
+    def rotate(x: Array) -> Array:  # [1, S, heads, head]
+        low, high = x[..., : head // 2], x[..., head // 2 :]
+        parts = [low * cosines - high * sines, high * cosines + low * sines]
+        return ns.np.concatenate(parts, axis=-1)
+
+    def block(x: Array, weights: Tree, adapters: Tree) -> Array:  # [1, S, d]
+        def linear(name: str, y: Array) -> Array:
+            a, b = adapters[name]["a"], adapters[name]["b"]
+            low = ns.np.matmul(ns.np.matmul(y, a.T), b.T)
+            return ns.np.matmul(y, weights[name].T) + low * SCALE
+
+        y = norm(x, weights["norm1"])
+        q = rotate(ns.np.reshape(linear("q", y), (1, n, heads, head)))
+        k = rotate(ns.np.reshape(linear("k", y), (1, n, kv_heads, head)))
+        v = ns.np.reshape(linear("v", y), (1, n, kv_heads, head))
+        mixed = ns.nn.dot_product_attention(q, k, v, is_causal=True)
+        x = x + linear("o", ns.np.reshape(mixed, (1, n, d)))
+        y = norm(x, weights["norm2"])
+        return x + linear("down", ns.nn.silu(linear("gate", y)) * linear("up", y))
+
+    return block
+
+
+def program(ns: Namespace, case: Case) -> Callable[..., Array]:
+    """The masked mean loss of the next tokens."""
+    block = _block(ns, case.params)
+
+    def loss(adapters: Tree, weights: Tree, tokens: Array, mask: Array) -> Array:
+        x = ns.np.take(weights["embedding"], tokens[:, :-1], axis=0)
+        for block_weights, block_adapters in zip(weights["blocks"], adapters, strict=True):
+            x = block(x, block_weights, block_adapters)
+        x = x * ns.lax.rsqrt(ns.np.mean(x * x, axis=-1, keepdims=True) + EPSILON) * weights["norm"]
+        logits = ns.np.matmul(x, weights["embedding"].T)
+        top = ns.lax.stop_gradient(ns.np.max(logits, axis=-1, keepdims=True))
+        total = ns.np.log(ns.np.sum(ns.np.exp(logits - top), axis=-1)) + top[..., 0]
+        picked = ns.np.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
+        return ns.np.sum((total - picked) * mask) / ns.np.sum(mask)
+
+    return loss
+
+
+# ------------------------------------------------------------------------- PyTorch
+
+
+def _torch_block(torch: Any, s: Sizes) -> Callable[[Any, Tree, Tree], Any]:
+    functional = torch.nn.functional
+    n, d, head = s["tokens"], s["width"], s["width"] // s["heads"]
+    cosines, sines = (torch.from_numpy(table)[None, None] for table in rotary_tables(s))
+
+    def rotate(x: Any) -> Any:  # [1, heads, S, head]
+        low, high = x[..., : head // 2], x[..., head // 2 :]
+        return torch.cat([low * cosines - high * sines, high * cosines + low * sines], -1)
+
+    def block(x: Any, weights: Tree, adapters: Tree) -> Any:
+        def linear(name: str, y: Any) -> Any:
+            low = functional.linear(functional.linear(y, adapters[name]["a"]), adapters[name]["b"])
+            return functional.linear(y, weights[name]) + low * SCALE
+
+        y = functional.rms_norm(x, (d,), weights["norm1"], EPSILON)
+        q = rotate(linear("q", y).view(1, n, s["heads"], head).transpose(1, 2))
+        k = rotate(linear("k", y).view(1, n, s["kv_heads"], head).transpose(1, 2))
+        v = linear("v", y).view(1, n, s["kv_heads"], head).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + linear("o", mixed.transpose(1, 2).reshape(1, n, d))
+        y = functional.rms_norm(x, (d,), weights["norm2"], EPSILON)
+        return x + linear("down", functional.silu(linear("gate", y)) * linear("up", y))
+
+    return block
+
+
+def _torch_loss(
+    torch: Any, case: Case, given: tuple[Tree, ...], wrap: Callable[..., Any]
+) -> tuple[Callable[[], Any], list[Any]]:
+    """The loss and its parameters, in the order of the flattened adapters."""
+    adapters_given, weights_given, tokens_given, mask_given = given
+    functional, s = torch.nn.functional, case.params
+    block = wrap(_torch_block(torch, s))
+    embedding, norm = (torch.from_numpy(weights_given[n]) for n in ("embedding", "norm"))
+    blocks = [{n: torch.from_numpy(x) for n, x in b.items()} for b in weights_given["blocks"]]
+    adapters = [
+        {
+            n: {m: torch.nn.Parameter(torch.from_numpy(x.copy())) for m, x in pair.items()}
+            for n, pair in layer.items()
+        }
+        for layer in adapters_given
+    ]
+    tokens, mask = torch.from_numpy(tokens_given).long(), torch.from_numpy(mask_given)[0]
+
+    def head(x: Any, labels: Any) -> Any:
+        logits = functional.linear(functional.rms_norm(x, (s["width"],), norm, EPSILON), embedding)
+        losses = functional.cross_entropy(logits[0], labels, reduction="none")
+        return (losses * mask).sum() / mask.sum()
+
+    head = wrap(head)
+
+    def loss() -> Any:
+        x = functional.embedding(tokens[:, :-1], embedding)
+        for weights, layer in zip(blocks, adapters, strict=True):
+            x = block(x, weights, layer)
+        return head(x, tokens[0, 1:])
+
+    parameters = [x[n][m] for x in adapters for n in sorted(x) for m in ("a", "b")]
+    return loss, parameters
+
+
+def torch_program(
+    torch: Any, case: Case, given: tuple[Tree, ...], wrap: Callable[..., Any]
+) -> Callable[[], Any]:
+    """A step with the fused AdamW; ``torch.compile`` by region, one program for all blocks."""
+    loss, parameters = _torch_loss(torch, case, given, wrap)
+    optimizer = torch.optim.AdamW(parameters, lr=ADAMW.rate, weight_decay=ADAMW.decay, fused=True)
+
+    def step() -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        value = loss()
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    return step
+
+
+def torch_gradient(torch: Any, case: Case, given: tuple[Tree, ...]) -> Callable[[], Any]:
+    """Loss and gradient of the adapters, in the order of `inputs`."""
+    loss, parameters = _torch_loss(torch, case, given, lambda function: function)
+
+    def value_and_gradient() -> Any:
+        value = loss()
+        return [value, *torch.autograd.grad(value, parameters)]
+
+    return value_and_gradient
+
+
+if __name__ == "__main__":
+    from benchmarks import harness
+
+    default = ("vkjit", "jax", "torch", "torch-compile")
+    sys.exit(harness.main("lora_step", CASES, default=default))
