@@ -1,0 +1,1 @@
+"""Kernels as SPIR-V words for Vulkan compute pipelines."""
