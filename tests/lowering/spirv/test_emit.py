@@ -230,7 +230,9 @@ def test_capabilities_and_extensions_are_exact(kernel, wanted, wanted_extensions
     words = emit(kernel, target(addressing))
     validate(words)
     if addressing is Addressing.DEVICE_ADDRESS:
+        narrow = {F16: "Float16", BF16: "Int16", I16: "Int16", I8: "Int8"}
         wanted = wanted | {"PhysicalStorageBufferAddresses"}
+        wanted |= {narrow[b.elem] for b in kernel.buffers if b.elem in narrow}
     assert capabilities(words) == wanted
     assert extensions(words) == wanted_extensions
 

@@ -3,6 +3,7 @@
 Buffers are reached in one of two ways, the target's choice:
 
 - DEVICE_ADDRESS: one push constant holds the address of a table with the address of each buffer.
+  Narrow elements need their arithmetic capability here, even if they are only copied.
 - DESCRIPTOR: buffer ``i`` is the storage buffer at set 0, binding ``i``. Here validation layers see
   every access. All variables are ``Aliased``: a donated output shares memory with its input.
 
@@ -103,15 +104,12 @@ class Memories:
         types = tuple(module.pointer(physical, self._block(b, 1)) for b in buffers)
         read_only = (Decoration.NonWritable,)
         table = module.block(types, tuple(8 * i for i in range(len(types))), read_only)
-        # Pushed as two words: as a pointer, the push constant would count as one that holds the
-        # buffers' narrow types, and would need their push-constant capabilities.
-        halves = module.unique(Op.TypeVector, self._ctx.type(I32), 2)
-        pushed = module.pointer(StorageClass.PushConstant, module.block((halves,), (0,)))
+        table_pointer = module.pointer(physical, table)
+        pushed = module.pointer(StorageClass.PushConstant, module.block((table_pointer,), (0,)))
         variable = module.global_variable(pushed, StorageClass.PushConstant)
-        member = module.pointer(StorageClass.PushConstant, halves)
+        member = module.pointer(StorageClass.PushConstant, table_pointer)
         chain = module.value(Op.AccessChain, member, variable, module.uint(0))
-        loaded = module.value(Op.Load, halves, chain)
-        address = module.value(Op.Bitcast, module.pointer(physical, table), loaded)
+        address = module.value(Op.Load, table_pointer, chain)
         for i, (buffer, type_) in enumerate(zip(buffers, types, strict=True)):
             pointer = module.pointer(physical, type_)
             entry = module.value(Op.AccessChain, pointer, address, module.uint(i))
@@ -122,6 +120,9 @@ class Memories:
         ctx, elem = self._ctx, buffer.elem
         if elem.bits in _STORAGE:
             ctx.module.require(_STORAGE[elem.bits])
+        if self._addressed:
+            # The rules for 8 and 16 bit types forbid to hold and cast pointers to them, too.
+            ctx.need_arithmetic(elem)
         type_ = VecType(elem, lanes) if lanes > 1 else elem
         array = ctx.module.runtime_array(ctx.type(type_, arithmetic=False), elem.bytes * lanes)
         decorations: list[Decoration] = []
