@@ -8,8 +8,8 @@ Where a reply stands in the rendering is asked of the template itself, whichever
 the conversation a second time with every content put between two marks that occur nowhere in it,
 and the marks show the place. The method is safe because it is checked: taking the marks out must
 give the first rendering back, character for character. A template that strips contents fails that
-check, so contents are then stripped before and the check repeated; one that rewrites them any other
-way is refused.
+check, so contents are then stripped before and the check repeated; one that cuts or rearranges them
+is refused.
 """
 
 from __future__ import annotations

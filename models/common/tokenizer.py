@@ -189,13 +189,14 @@ def _build(file: GgufFile, vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
     merges: list[tuple[str, str]] = []
     for merge in file.array("tokenizer.ggml.merges", "string"):
         left, _, right = merge.partition(" ")
+        # checked here because the library panics instead of raising
+        if not {left, right, left + right} <= vocabulary.keys():
+            raise DataError(
+                f"tokenizer: the merge {merge!r} of {file.path} needs tokens that its "
+                f"{len(vocabulary)} lack, expected both halves and the whole among them"
+            )
         merges.append((left, right))
-    try:
-        bpe = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
-    except Exception as error:  # the library raises plain Exception
-        raise DataError(
-            f"tokenizer: the merges of {file.path} do not fit its {len(vocabulary)} tokens: {error}"
-        ) from error
+    bpe = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     steps: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     ]
