@@ -1,0 +1,284 @@
+"""The CPU device: generated host code, run by the calling thread and the pool's workers."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import struct
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, cast, final
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from vkjit.errors import ArgumentError, DeviceError, InternalError
+from vkjit.lowering.artifact import Plan, Role
+from vkjit.lowering.llvm.module import EXPORTS, LIBRARY_SYMBOLS, emit
+from vkjit.runtime.cache import cache_key, open_cache
+from vkjit.runtime.cpu import host as hosts
+from vkjit.runtime.cpu import pool as pools
+from vkjit.runtime.cpu.buffer import CpuBuffer
+from vkjit.runtime.cpu.memory import MemoryPool, class_bytes, pool_limit
+from vkjit.runtime.device import (
+    Device,
+    DeviceBuffer,
+    DeviceClass,
+    DeviceInfo,
+    HostArray,
+    Loaded,
+    MemoryStats,
+    indices,
+    taken_over,
+)
+
+if TYPE_CHECKING:
+    from vkjit.runtime.cpu.orc import Jit, Library
+
+
+def discover() -> list[DeviceInfo]:
+    """The CPU, which every machine has."""
+    processor = platform.processor() or platform.machine()
+    return [DeviceInfo("cpu", DeviceClass.CPU, f"{processor}, {pools.thread_count()} threads")]
+
+
+def open_device(name: str) -> Device:
+    """The CPU device."""
+    if name != "cpu":
+        raise ArgumentError(f"device: {name!r} does not exist, there is one 'cpu'")
+    return CpuDevice()
+
+
+@functools.cache
+def _engine() -> tuple[hosts.Host, Jit]:
+    """The host and its compiler, one for the process."""
+    from vkjit.runtime.cpu.orc import Jit  # noqa: PLC0415  loads LLVM
+
+    host = hosts.detect()
+    return host, Jit(host)
+
+
+@functools.cache
+def _thread_pool() -> pools.ThreadPool:
+    """The thread pool, one for the process: its workers outlive a closed device."""
+    library = _build(pools.pool_text(), pools.EXPORTS, pools.SYMBOLS, {})
+    return pools.ThreadPool(library, pools.thread_count())
+
+
+def _build(
+    text: str, exports: Sequence[str], symbols: Sequence[str], given: dict[str, int]
+) -> Library:
+    """Linked code of ``text``, compiled unless the cache on disk has it."""
+    from vkjit.runtime.cpu import orc  # noqa: PLC0415  loads LLVM
+
+    host, jit = _engine()
+    cache = open_cache("cpu")
+    key = cache_key((text, host.key(), orc.PIPELINE))
+    code = cache.get(key) if cache else None
+    if code is None:
+        code = jit.compile(text)
+        if cache:
+            cache.put(key, code)
+    return jit.link(code, exports, {**orc.library_symbols(symbols), **given})
+
+
+@final
+class CpuDevice(Device):
+    """The host. Runs are synchronous: when ``run`` returns, the work is done."""
+
+    def __init__(self) -> None:
+        host, _ = _engine()
+        self.name = "cpu"
+        self._host = host
+        self._pool = _thread_pool()
+        self.target = hosts.target(host, self._pool.threads)
+        limit = hosts.memory_limit()
+        self.memory = MemoryPool(limit, pool_limit(limit))
+        self._closed = False
+        self._libraries: weakref.WeakValueDictionary[str, Library] = weakref.WeakValueDictionary()
+
+    def allocate(self, nbytes: int) -> CpuBuffer:
+        """Uninitialised memory, aligned to 64 bytes."""
+        return CpuBuffer.allocate(self, nbytes)
+
+    def upload(self, array: HostArray) -> CpuBuffer:
+        """A copy of a C-contiguous array."""
+        if not array.flags.c_contiguous:
+            raise InternalError(f"cpu: upload of {array.dtype}{list(array.shape)}, not contiguous")
+        buffer = CpuBuffer.allocate(self, array.nbytes)
+        source = cast(int, array.__array_interface__["data"][0])
+        ctypes.memmove(buffer.address, source, array.nbytes)
+        return buffer
+
+    def download(self, buffer: DeviceBuffer, dtype: DTypeLike, shape: tuple[int, ...]) -> HostArray:
+        """A read-only view of ``buffer``."""
+        return _own(buffer).as_numpy(dtype, shape)
+
+    def load(self, plan: Plan, constants: Sequence[DeviceBuffer] = ()) -> CpuLoaded:
+        """Compiles ``plan``, or takes its code from memory or disk."""
+        if self._closed:
+            raise DeviceError("cpu: the device is closed")
+        text = emit(plan, self.target)
+        library = self._libraries.get(text)
+        if library is None:
+            library = _build(text, EXPORTS, LIBRARY_SYMBOLS, dict(self._pool.symbols()))
+            self._libraries[text] = library
+        return CpuLoaded(self, plan, library, [_own(constant) for constant in constants])
+
+    def assembly(self, plan: Plan) -> str:
+        """The assembly text of ``plan``, for people."""
+        _, jit = _engine()
+        return jit.assembly(emit(plan, self.target))
+
+    def synchronize(self) -> None:
+        """Does nothing: runs are synchronous."""
+
+    def memory_stats(self) -> MemoryStats:
+        """Bytes in use and at most, by the size of the blocks handed out."""
+        return self.memory.stats()
+
+    def describe(self) -> str:
+        """Processor, LLVM, threads, vectors and cache."""
+        cache = open_cache("cpu")
+        threads = f"{self._pool.threads} threads"
+        if not pools.can_run_threads():
+            threads += " (serial: no futex on this system)"
+        return "\n".join(
+            (
+                f"cpu: {self._host.cpu}, {threads}, {self._host.vector_bytes * 8}-bit vectors",
+                f"llvmlite {self._host.llvm}",
+                f"memory limit {self.memory.stats().limit_bytes:,} bytes",
+                f"code cache {cache.folder if cache else 'off'}",
+            )
+        )
+
+    def close(self) -> None:
+        """Ends the worker threads and frees the memory that waits for reuse."""
+        self._closed = True
+        self._pool.stop()
+        self.memory.trim()
+
+
+@final
+class CpuLoaded(Loaded):
+    """A plan linked into the process."""
+
+    __slots__ = (
+        "_arena",
+        "_constants",
+        "_device",
+        "_inputs",
+        "_library",
+        "_order",
+        "_outputs",
+        "_pack",
+        "_profile",
+        "_run",
+        "_steps",
+        "_taken",
+    )
+
+    def __init__(
+        self, device: CpuDevice, plan: Plan, library: Library, constants: list[CpuBuffer]
+    ) -> None:
+        self._device = device
+        self._library = library
+        self._constants = constants
+        self._steps = len(plan.steps)
+        self._inputs = len(indices(plan, Role.INPUT))
+        outputs = [plan.buffers[i] for i in indices(plan, Role.OUTPUT)]
+        self._outputs = [(b.size, class_bytes(b.size), b.donated) for b in outputs]
+        self._taken = taken_over(plan)
+        arenas = indices(plan, Role.ARENA)
+        arena_bytes = sum(plan.buffers[i].size for i in arenas)
+        if len(arenas) > 1:
+            raise InternalError(f"cpu: plan {plan.name} has {len(arenas)} arenas, expected one")
+        self._arena = class_bytes(arena_bytes) if arenas else 0
+        if len(constants) != len(indices(plan, Role.CONSTANT)):
+            raise InternalError(f"cpu: plan {plan.name} was given {len(constants)} constants")
+        given = [i for role in Role for i in indices(plan, role)]
+        self._order = _reordering([given.index(i) for i in range(len(given))])
+        self._pack: Callable[..., bytes] = struct.Struct(f"{len(given)}Q").pack
+        self._run: Callable[[bytes], None] = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(
+            library.address("run")
+        )
+        self._profile: Callable[[bytes, int], None] = ctypes.CFUNCTYPE(
+            None, ctypes.c_char_p, ctypes.c_void_p
+        )(library.address("profile"))
+
+    def run(
+        self, inputs: Sequence[DeviceBuffer], donated: Collection[int] = ()
+    ) -> list[DeviceBuffer]:
+        """Runs the plan on the calling thread and the workers; returns when it is done."""
+        return self._call(inputs, donated, self._run)
+
+    def profile(
+        self, inputs: Sequence[DeviceBuffer], donated: Collection[int] = ()
+    ) -> tuple[list[DeviceBuffer], list[float]]:
+        """As ``run``, with the seconds that each step of the plan took."""
+        times = np.zeros(self._steps, np.int64)
+        address = times.ctypes.data
+
+        def timed(bases: bytes) -> None:
+            self._profile(bases, address)
+
+        outputs = self._call(inputs, donated, timed)
+        return outputs, [float(t) * 1e-9 for t in times]
+
+    def _call(
+        self,
+        inputs: Sequence[DeviceBuffer],
+        donated: Collection[int],
+        function: Callable[[bytes], None],
+    ) -> list[DeviceBuffer]:
+        given = cast(Sequence[CpuBuffer], inputs)
+        if len(given) != self._inputs or not self._taken.issubset(donated):
+            raise InternalError(
+                f"cpu: {len(given)} inputs with {sorted(donated)} donated, expected "
+                f"{self._inputs} with {sorted(self._taken)}"
+            )
+        device = self._device
+        take = device.memory.take
+        outputs = [
+            CpuBuffer(device, nbytes, size, take(size)) if source is None else given[source].moved()
+            for nbytes, size, source in self._outputs
+        ]
+        addresses = [buffer.address for buffer in given]
+        for output, (_, _, source) in zip(outputs, self._outputs, strict=True):
+            if source is not None:
+                addresses[source] = output.address
+        if 0 in addresses:
+            raise InternalError("cpu: an input was released before the call")
+        addresses += [output.address for output in outputs]
+        addresses += [constant.address for constant in self._constants]
+        arena = take(self._arena) if self._arena else 0
+        try:
+            if arena:
+                addresses.append(arena)
+            function(self._pack(*self._order(addresses)))
+        finally:
+            if arena:
+                device.memory.give(arena, self._arena)
+        for position in donated:
+            if position not in self._taken:
+                given[position].release()
+        return cast(list[DeviceBuffer], outputs)
+
+
+def _own(buffer: DeviceBuffer) -> CpuBuffer:
+    if not isinstance(buffer, CpuBuffer):
+        raise InternalError(f"cpu: a buffer of device {buffer.device.name} was given")
+    return buffer
+
+
+def _reordering(positions: list[int]) -> Callable[[list[int]], Sequence[int]]:
+    """Picks ``positions`` of a list, in one call of C code."""
+    if positions == list(range(len(positions))):
+        return _same
+    return itemgetter(*positions)
+
+
+def _same(addresses: list[int]) -> Sequence[int]:
+    return addresses
