@@ -1,0 +1,109 @@
+"""The command line: ``vkjit train``, ``vkjit sample``, ``vkjit info``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import vkjit as vj
+from rich.console import Console
+
+from vkjit.errors import VkjitError
+
+USER_FAULT = 2
+"""Exit code of a wrong call, config or file."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+app = typer.Typer(
+    name="vkjit",
+    help="Compile array programs; fine-tune language models with them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Prints an error of vkjit as one message, without a traceback, and exits with code 2."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except VkjitError as error:
+            Console(stderr=True, soft_wrap=True).print(
+                f"error: {error}", style="red", markup=False, highlight=False
+            )
+            raise typer.Exit(USER_FAULT) from error
+        except KeyboardInterrupt as error:
+            raise typer.Exit(INTERRUPTED) from error
+
+    return wrapped
+
+
+@app.command()
+@_clear_errors
+def train(
+    config: Annotated[Path, typer.Argument(help="TOML file of the run.")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew, deleting the folder's checkpoints.")
+    ] = False,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Replaces train.steps.")
+    ] = None,
+) -> None:
+    """Fine-tune a model with low-rank adapters, as a TOML file says."""
+    # The trainer's libraries take a second to import, which `vkjit info` need not wait for.
+    from vkjit_models.lora_sft.config import load_config  # noqa: PLC0415  slow import
+    from vkjit_models.lora_sft.train import train as run  # noqa: PLC0415  slow import
+
+    result = run(load_config(config, steps=steps), resume=resume, overwrite=overwrite)
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+@_clear_errors
+def sample(
+    prompt: Annotated[str, typer.Argument(help="The question.")],
+    model: Annotated[str, typer.Option(help='GGUF file, or "smollm2".')] = "smollm2",
+    adapter: Annotated[
+        Path | None, typer.Option(help="Folder of an adapter in PEFT's layout.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 64,
+) -> None:
+    """Print the most likely reply to a question."""
+    from vkjit_models.lora_sft.sample import greedy_reply  # noqa: PLC0415  slow import
+
+    Console().print(greedy_reply(prompt, model, adapter, tokens), markup=False, highlight=False)
+
+
+@app.command()
+@_clear_errors
+def info() -> None:
+    """Say which devices there are, which one is used and why."""
+    Console(soft_wrap=True).print(_info_text(), markup=False, highlight=False)
+
+
+def _info_text() -> str:
+    describe = getattr(vj, "info", None)
+    if describe is not None:
+        return str(describe())
+    return "\n".join(str(device) for device in vj.devices())
+
+
+def main() -> None:
+    """Entry point of ``python -m vkjit_models.cli``."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning of a Llama-shaped model with low-rank adapters."""

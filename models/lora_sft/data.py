@@ -1,0 +1,119 @@
+"""From conversations to windows: what a run trains on and what it holds out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import vkjit.numpy as jnp
+from numpy.typing import NDArray
+
+from vkjit_models.common.chat import ChatTemplate, encode_conversation
+from vkjit_models.common.conversation import Conversation, read_jsonl, split_held_out
+from vkjit_models.common.packing import Document, PackedWindows, pack_best_fit
+from vkjit_models.common.source_chat import SourceOptions, build_conversations
+from vkjit_models.common.tokenizer import Tokenizer
+from vkjit_models.llama.model import Batch
+
+from .config import DataSection
+
+
+@final
+@dataclass(frozen=True)
+class WindowSet:
+    """Packed windows and the category of each document in them."""
+
+    windows: PackedWindows
+    categories: tuple[str, ...]
+    """Category of document i; segment ids of the windows are such indices."""
+
+    def __len__(self) -> int:
+        """Number of windows."""
+        return len(self.windows.input_ids)
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """The windows ``rows`` as device arrays."""
+        w, index = self.windows, np.asarray(rows)
+        fields = (w.input_ids, w.labels, w.position_ids, w.segment_ids)
+        return Batch(*(jnp.asarray(np.ascontiguousarray(field[index])) for field in fields))
+
+
+@final
+@dataclass(frozen=True)
+class TrainingData:
+    """Both sides of the split.
+
+    Args:
+        train: Windows to learn from.
+        held_out: Windows of sources that are never trained on.
+        held_out_windows: Which of them are evaluated.
+        sample: The held-out conversation whose question the sample reply answers.
+        sha256: Of all training windows: a resumed run must see the same.
+    """
+
+    train: WindowSet
+    held_out: WindowSet
+    held_out_windows: tuple[int, ...]
+    sample: Conversation
+    sha256: str
+
+
+def load_data(section: DataSection, tokenizer: Tokenizer, seed: int) -> TrainingData:
+    """Builds or reads the conversations, splits them by source and packs both sides.
+
+    Raises:
+        DataError: No conversations, a side of the split is empty, or every label is masked.
+    """
+    if section.jsonl is not None:
+        conversations = read_jsonl(section.jsonl)
+    else:
+        options = SourceOptions(seed, section.files, section.functions_per_file)
+        conversations = build_conversations(section.source, options)
+    train, held_out = split_held_out(conversations, section.held_out)
+    template = ChatTemplate.of(tokenizer)
+    sides = [_pack(side, tokenizer, template, section.context) for side in (train, held_out)]
+    order = np.random.default_rng([seed, 1]).permutation(len(sides[1]))
+    chosen = sorted(int(i) for i in order[: section.held_out_windows])
+    return TrainingData(sides[0], sides[1], tuple(chosen), held_out[0], _digest(sides[0].windows))
+
+
+def training_rows(count: int, per_step: int, seed: int, step: int) -> NDArray[np.int64]:
+    """Windows of one step, out of ``count``; int64 (per_step,).
+
+    Every epoch visits all windows once, in an order that depends on the seed and the epoch alone:
+    a resumed run goes on exactly where the first one stopped.
+    """
+    places = range(step * per_step, (step + 1) * per_step)
+    return np.array([_order(count, seed, i // count)[i % count] for i in places])
+
+
+def micro_batches(data: WindowSet, rows: NDArray[np.int64], size: int) -> Iterator[Batch]:
+    """Batches of ``size`` windows, in the order of ``rows``."""
+    for start in range(0, len(rows), size):
+        yield data.batch([int(row) for row in rows[start : start + size]])
+
+
+def _order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, 0, epoch]).permutation(count)
+
+
+def _pack(
+    conversations: Sequence[Conversation], tokenizer: Tokenizer, template: ChatTemplate, window: int
+) -> WindowSet:
+    documents: list[Document] = []
+    for one in conversations:
+        # Source text may quote control tokens: there they are ordinary characters.
+        chat = encode_conversation(tokenizer, template, one.messages, control_tokens="escape")
+        documents.append(Document(chat.input_ids, chat.labels))
+    packed = pack_best_fit(documents, window, tokenizer.pad_id)
+    return WindowSet(packed, tuple(one.category for one in conversations))
+
+
+def _digest(windows: PackedWindows) -> str:
+    digest = hashlib.sha256()
+    for field in (windows.input_ids, windows.labels, windows.segment_ids):
+        digest.update(np.ascontiguousarray(field).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,139 @@
+"""What a run shows: the adapter's plan, the table before and after, the plot, the warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from vkjit_models.common.steplog import read_steplog
+from vkjit_models.llama.lora import LoraPlan
+
+from .evaluate import HeldOut
+
+FLAT = 1e-3
+"""Relative change of the held-out loss below which a trained run is called flat."""
+
+
+@final
+@dataclass(frozen=True)
+class Replies:
+    """One question and the replies without and with the adapter."""
+
+    question: str
+    before: str
+    after: str
+
+
+def show_plan(console: Console, plan: LoraPlan, base_parameters: int) -> None:
+    """Prints the scale, the adapted layers by kind, and what was skipped and why."""
+    spec = plan.spec
+    formula = "alpha/sqrt(rank)" if spec.rslora else "alpha/rank"
+    console.print(
+        f"LoRA: rank {spec.rank}, alpha {spec.alpha:g}, effective scale {spec.scale:g} "
+        f"({formula}), {len(plan.adapted)} layers, {plan.parameters:,} trained parameters "
+        f"({100 * plan.parameters / base_parameters:.2f}% of {base_parameters:,})",
+        highlight=False,
+    )
+    table = Table("modules", "shape", "count", "adapter", title="Tensors", title_justify="left")
+    groups: dict[tuple[str, str, str], int] = {}
+    rows = [(r.module, r.shape, f"yes, by {r.pattern!r}") for r in plan.adapted]
+    rows += [(r.module, r.shape, f"no: {r.reason}") for r in plan.skipped]
+    for module, shape, what in rows:
+        kind = ".".join(part for part in module.split(".") if not part.isdigit())
+        group = (kind, "x".join(map(str, shape)), what)
+        groups[group] = groups.get(group, 0) + 1
+    for (kind, shape, what), count in groups.items():
+        table.add_row(kind, shape, str(count), what)
+    console.print(table)
+
+
+def show_comparison(console: Console, off: HeldOut, on: HeldOut) -> None:
+    """Prints loss and perplexity, adapter off and on, overall and by category."""
+    table = Table(
+        "held out", "loss off", "loss on", "perplexity off", "perplexity on",
+        title="Before and after", title_justify="left",
+    )  # fmt: skip
+    for column in table.columns[1:]:
+        column.justify = "right"
+    rows = [(f"all ({off.targets:,} targets)", off, on)]
+    for name in off.by_category:
+        losses = (off.by_category[name], on.by_category[name])
+        rows.append((name, *(HeldOut(loss, 0, {}) for loss in losses)))
+    for name, before, after in rows:
+        numbers = (before.loss, after.loss, before.perplexity, after.perplexity)
+        table.add_row(name, *(f"{x:.4f}" if i < 2 else f"{x:.2f}" for i, x in enumerate(numbers)))
+    console.print(table)
+
+
+def show_replies(console: Console, replies: Replies) -> None:
+    """Prints the sample question and both replies, as plain text."""
+    for title, text in (
+        ("question", replies.question),
+        ("reply before", replies.before),
+        ("reply after", replies.after),
+    ):
+        console.print(
+            Panel(text.strip() or "(nothing)", title=title, title_align="left"), markup=False
+        )
+
+
+def warnings_of(first_norm: float, last_norm: float, off: HeldOut, on: HeldOut) -> list[str]:
+    """Signs that a run did not learn.
+
+    Args:
+        first_norm: Norm of all adapter weights before the first step.
+        last_norm: The same after the last one.
+        off: Held-out loss without the adapter.
+        on: Held-out loss with it.
+    """
+    change = (off.loss - on.loss) / off.loss if off.loss else 0.0
+    if first_norm == last_norm:
+        return [
+            "the adapter did not move: its weights have the norm they started with; check "
+            "optimizer.learning_rate, the targets and the number of steps"
+        ]
+    if abs(change) < FLAT:
+        return [
+            f"the adapter moved, but the held-out loss is flat ({100 * change:+.3f}%); train "
+            "longer or raise optimizer.learning_rate"
+        ]
+    if change < 0:
+        return [f"the held-out loss rose by {-100 * change:.1f}%; lower optimizer.learning_rate"]
+    return []
+
+
+def plot_losses(steps_csv: Path, held_out_csv: Path, target: Path) -> None:
+    """Draws training loss, held-out loss and learning rate over the steps into a PNG file."""
+    from matplotlib.backends.backend_agg import (  # noqa: PLC0415  slow to import, only for plots
+        FigureCanvasAgg,
+    )
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow to import, only for plots
+
+    steps, held_out = read_steplog(steps_csv), read_steplog(held_out_csv)
+    figure = Figure(figsize=(8.0, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.plot(_numbers(steps["step"]), _numbers(steps["loss"]), color="tab:blue", alpha=0.5,
+              linewidth=1, label="training")  # fmt: skip
+    axes.plot(_numbers(held_out["step"]), _numbers(held_out["loss"]), color="tab:orange",
+              marker="o", label="held out")  # fmt: skip
+    axes.set_xlabel("step")
+    axes.set_ylabel("cross-entropy (nats per token)")
+    axes.grid(alpha=0.3)
+    rate = axes.twinx()
+    rate.plot(_numbers(steps["step"]), _numbers(steps["learning_rate"]), color="tab:grey",
+              linestyle=":", label="learning rate")  # fmt: skip
+    rate.set_ylabel("learning rate")
+    rate.set_ylim(bottom=0.0)
+    axes.legend(loc="upper right")
+    figure.savefig(target, dpi=120)
+
+
+def _numbers(column: Sequence[float | str]) -> list[float]:
+    return [float(value) for value in column]

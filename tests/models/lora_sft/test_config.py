@@ -1,0 +1,66 @@
+"""The configuration file: what is accepted, and what every mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vkjit.errors import ConfigError
+from vkjit_models.lora_sft.config import load_config, parse_config
+
+MINIMAL: dict[str, Any] = {"train": {"steps": 3}, "output": {"folder": "runs/x"}}
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda p: p.name)
+def test_the_configs_of_the_repository_are_valid(path: Path) -> None:
+    assert load_config(path).train.steps > 0
+
+
+def test_defaults_are_filled_in_and_stored_as_json_values() -> None:
+    resolved = parse_config(MINIMAL).resolved()
+    assert resolved["lora"]["targets"] == ["all-linear"]
+    assert resolved["model"]["path"] == "smollm2"
+    assert resolved["output"]["folder"] == "runs/x"
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"lora": {"rang": 8}}, r"unknown key 'lora\.rang'; did you mean 'lora\.rank'\?"),
+        ({"lorra": {}}, r"unknown key 'lorra'; did you mean 'lora'\?"),
+        ({"lora": {"learning_rate": 1}}, r"did you mean 'optimizer\.learning_rate'\?"),
+        ({"lora": {"zzz": 8}}, r"unknown key 'lora\.zzz'; valid here: lora\.rank, lora\.alpha"),
+        ({"lora": {"rank": 0}}, r"lora\.rank = 0: Input should be greater than or equal to 1"),
+        ({"optimizer": {"name": "adamax"}}, r"optimizer\.name = 'adamax'.*'adamw', 'lion'"),
+        ({"train": {}}, r"key 'train\.steps' is missing"),
+        ({"schedule": {"warmup_steps": 9}}, r"warmup_steps=9 was given with train\.steps=3"),
+        ({"data": {"source": "a", "jsonl": "b"}}, r"source and jsonl were given"),
+    ],
+)
+def test_mistakes_are_named(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({**MINIMAL, **section})
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "absent.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[train\nsteps = 3")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(bad)
+
+
+def test_steps_from_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[train]\nsteps = 3\n[output]\nfolder = "runs/x"\n')
+    assert load_config(path, steps=7).train.steps == 7
+
+
+def test_identity_leaves_out_what_does_not_change_the_numbers() -> None:
+    one = parse_config(MINIMAL)
+    other = parse_config({"train": {"steps": 3, "eval_every": 2}, "output": {"folder": "y"}})
+    assert one.identity() == other.identity()
+    assert parse_config({**MINIMAL, "lora": {"rank": 3}}).identity() != one.identity()

@@ -1,0 +1,45 @@
+"""The command line: messages, exit codes, flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+from vkjit_models.cli import app
+
+
+def test_a_wrong_config_is_one_message_and_code_2(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[train]\nsteps = 3\n[lora]\nrang = 2\n[output]\nfolder = "x"\n')
+    result = CliRunner().invoke(app, ["train", str(path)])
+    assert result.exit_code == 2
+    assert "did you mean 'lora.rank'?" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "absent.toml")])
+    assert result.exit_code == 2
+    assert "cannot read" in result.stderr
+
+
+def test_a_model_that_is_no_gguf(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"not a model")
+    result = CliRunner().invoke(app, ["sample", "hello", "--model", str(model)])
+    assert result.exit_code == 2
+    assert "not a GGUF" in result.stderr
+
+
+def test_info_names_a_device() -> None:
+    result = CliRunner().invoke(app, ["info"])
+    assert result.exit_code == 0
+    assert "cpu" in result.output.lower()
+
+
+@pytest.mark.parametrize("command", ["train", "sample", "info"])
+def test_help(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert command in result.output
