@@ -50,7 +50,7 @@ install_packages() {
 PATH=$PATH:/usr/sbin:/sbin # ldconfig
 python=$(find_python)
 install_packages
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv"
 say "$("$venv/bin/python" --version) in $venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$root[dev]" \
     </dev/null
