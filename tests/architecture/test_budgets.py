@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES = 500
 FUNCTION_LINES = 60
@@ -23,10 +21,9 @@ PRODUCT = [
     for folder in ("src/vkjit", "models", "benchmarks", "scripts")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
+ALL = PRODUCT + sorted((ROOT / "tests").rglob("*.py"))
 FORBIDDEN = {"torch", "jax", "jaxlib", "tensorflow", "cupy", "triton", "pickle"}
-# The peers of a benchmark run in an environment of their own and exist to import these.
-PEERS = ROOT / "benchmarks" / "peers"
+NOTE = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 
 
 def name_of(path: Path) -> str:
@@ -34,8 +31,26 @@ def name_of(path: Path) -> str:
 
 
 @functools.cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    return ast.parse(text_of(path), filename=str(path))
+
+
+def has_code(path: Path) -> bool:
+    return any(not isinstance(node, ast.Expr) for node in tree_of(path).body)
+
+
+def is_lazy(path: Path) -> bool:
+    return any(
+        isinstance(node, ast.ImportFrom)
+        and node.module == "__future__"
+        and "annotations" in {alias.name for alias in node.names}
+        for node in tree_of(path).body
+    )
 
 
 def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -61,56 +76,43 @@ def imported_packages(path: Path) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-@pytest.mark.parametrize("path", PRODUCT + TESTS, ids=name_of)
-def test_a_file_fits_its_budget(path: Path) -> None:
-    if name_of(path) in GENERATED:
-        pytest.skip("generated")
-    lines = path.read_text(encoding="utf-8").count("\n")
-    assert lines <= FILE_LINES, f"{name_of(path)}: {lines} lines; split it by purpose"
+def test_files_fit_their_budget() -> None:
+    lines = {name_of(path): text_of(path).count("\n") for path in ALL}
+    over = {name: n for name, n in lines.items() if n > FILE_LINES and name not in GENERATED}
+    assert not over, f"more than {FILE_LINES} lines; split by purpose: {over}"
 
 
-@pytest.mark.parametrize("path", PRODUCT + TESTS, ids=name_of)
-def test_functions_fit_their_budget(path: Path) -> None:
-    source = path.read_text(encoding="utf-8").splitlines()
+def test_functions_fit_their_budget() -> None:
     over = [
         f"{name_of(path)}:{node.lineno} {node.name}: {lines_without_docstring(node)} lines"
+        for path in ALL
         for node in functions_of(path)
         if lines_without_docstring(node) > FUNCTION_LINES
-        and not EXCUSE.search(source[node.lineno - 1])
+        and not EXCUSE.search(text_of(path).splitlines()[node.lineno - 1])
     ]
-    assert not over, over
+    assert not over, f"more than {FUNCTION_LINES} lines: {over}"
 
 
-@pytest.mark.parametrize("path", PRODUCT + TESTS, ids=name_of)
-def test_a_module_says_what_it_is(path: Path) -> None:
-    tree = tree_of(path)
-    if tree.body:
-        assert ast.get_docstring(tree), f"{name_of(path)} has no module docstring"
+def test_modules_say_what_they_are() -> None:
+    silent = [name_of(p) for p in ALL if tree_of(p).body and not ast.get_docstring(tree_of(p))]
+    assert not silent, f"no module docstring: {silent}"
 
 
-@pytest.mark.parametrize("path", PRODUCT + TESTS, ids=name_of)
-def test_annotations_are_lazy(path: Path) -> None:
-    tree = tree_of(path)
-    if any(not isinstance(node, ast.Expr) for node in tree.body):
-        names = [
-            alias.name
-            for node in tree.body
-            if isinstance(node, ast.ImportFrom) and node.module == "__future__"
-            for alias in node.names
-        ]
-        assert "annotations" in names, f"{name_of(path)}: from __future__ import annotations"
+def test_annotations_are_lazy() -> None:
+    eager = [name_of(path) for path in ALL if has_code(path) and not is_lazy(path)]
+    assert not eager, f"no `from __future__ import annotations`: {eager}"
 
 
-@pytest.mark.parametrize("path", PRODUCT + TESTS, ids=name_of)
-def test_no_forbidden_import(path: Path) -> None:
-    if PEERS in path.parents:
-        pytest.skip("a peer's own program")
-    found = FORBIDDEN & set(imported_packages(path))
-    assert not found, f"{name_of(path)} imports {sorted(found)}"
+def test_no_forbidden_import() -> None:
+    found = {name_of(path): FORBIDDEN & set(imported_packages(path)) for path in ALL}
+    assert not any(found.values()), {name: sorted(names) for name, names in found.items() if names}
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
-def test_no_note_to_self(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    found = re.findall(r"\b(?:TODO|FIXME|XXX|HACK)\b", text)
-    assert not found, f"{name_of(path)}: {found}; finish it or file an issue"
+def test_no_note_to_self() -> None:
+    found = {name_of(path): NOTE.findall(text_of(path)) for path in PRODUCT}
+    assert not any(found.values()), {name: notes for name, notes in found.items() if notes}
+
+
+def test_the_rules_see_the_product() -> None:
+    names = {name_of(path) for path in PRODUCT}
+    assert {"src/vkjit/errors.py", "benchmarks/harness.py", "scripts/end_of_file.py"} <= names

@@ -7,14 +7,15 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "vkjit").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 CONTRACTS = {c["id"]: c for c in SETTINGS["tool"]["importlinter"]["contracts"]}
 LAYERS = [set(re.findall(r"[\w.]+", line)) for line in CONTRACTS["layers"]["layers"]]
+SUBMODULES = {path.stem for path in SOURCES if path.parent.name == "vkjit"} | {
+    path.parent.name for path in SOURCES if path.name == "__init__.py"
+}
 # What models/ may name: the public package and its public modules.
 PUBLIC = {
     "vkjit",
@@ -50,54 +51,63 @@ def is_package_file_without_code(path: Path) -> bool:
     return path.name == "__init__.py" and all(isinstance(node, ast.Expr) for node in body)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_of)
-def test_every_module_is_in_a_layer(path: Path) -> None:
-    module = module_of(path)
-    if module == "vkjit" or is_package_file_without_code(path):
-        return
-    prefixes = {".".join(module.split(".")[: n + 1]) for n in range(module.count(".") + 1)}
-    homes = [layer for layer in LAYERS if layer & prefixes]
-    assert len(homes) == 1, f"{module}: add it to the layers in pyproject.toml"
+def homes_of(module: str) -> list[set[str]]:
+    """The layers that list a module or one of its packages."""
+    parts = module.split(".")
+    prefixes = {".".join(parts[: n + 1]) for n in range(len(parts))}
+    return [layer for layer in LAYERS if layer & prefixes]
+
+
+def test_every_module_is_in_a_layer() -> None:
+    modules = [module_of(path) for path in SOURCES if not is_package_file_without_code(path)]
+    homeless = [m for m in modules if m != "vkjit" and len(homes_of(m)) != 1]
+    assert not homeless, f"add to the layers in pyproject.toml: {homeless}"
+
+
+def test_every_listed_layer_exists() -> None:
+    modules = {module_of(path) for path in SOURCES} | {"vkjit_models"}
+    assert set().union(*LAYERS) <= modules
 
 
 def test_the_vocabulary_can_be_imported_without_the_compiler() -> None:
-    init = ROOT / "src" / "vkjit" / "lowering" / "__init__.py"
-    assert is_package_file_without_code(init)
+    assert is_package_file_without_code(ROOT / "src" / "vkjit" / "lowering" / "__init__.py")
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_of)
-def test_nothing_inside_imports_the_public_package(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            assert "vkjit" not in {alias.name for alias in node.names}, f"line {node.lineno}"
-        if isinstance(node, ast.ImportFrom) and node.module == "vkjit" and node.level == 0:
-            modules = {p.stem for p in SOURCES if p.parent.name == "vkjit"}
-            packages = {p.parent.name for p in SOURCES if p.name == "__init__.py"}
-            names = {alias.name for alias in node.names}
-            assert names <= modules | packages, f"line {node.lineno}: {names}"
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=module_of)
-def test_passes_name_only_the_structural_ops(path: Path) -> None:
-    if not module_of(path).startswith("vkjit.passes"):
-        return
-    ops = {name for name in imports_of(path) if re.match(r"vkjit\.ops\.\w+", name)}
-    others = {name for name in ops if not name.startswith("vkjit.ops.structural")}
-    assert not others, f"{module_of(path)}: {sorted(others)}"
-
-
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_models_import_only_public_modules(path: Path) -> None:
-    allowed = {name.removeprefix("vkjit.") for name in PUBLIC}
+def public_names_used(path: Path) -> set[str]:
+    """Names that a file takes from the bare package `vkjit` and that are no modules of it."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            ours = {a.name for a in node.names if re.match(r"vkjit(\.|$)", a.name)}
-            assert ours <= PUBLIC, f"line {node.lineno}: {sorted(ours - PUBLIC)}"
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            if re.match(r"vkjit(\.|$)", node.module):
-                assert node.module in PUBLIC, f"line {node.lineno}: {node.module}"
-            if node.module == "vkjit":
-                modules = {p.stem for p in SOURCES if p.parent.name == "vkjit"}
-                private = {a.name for a in node.names} & modules - allowed
-                assert not private, f"line {node.lineno}: {sorted(private)}"
+            names |= {alias.name for alias in node.names} & {"vkjit"}
+        elif isinstance(node, ast.ImportFrom) and node.module == "vkjit" and node.level == 0:
+            names |= {alias.name for alias in node.names} - SUBMODULES
+    return names
+
+
+def test_nothing_inside_imports_the_public_package() -> None:
+    inside = [path for path in SOURCES if module_of(path) != "vkjit"]
+    found = {module_of(path): public_names_used(path) for path in inside}
+    assert not any(found.values()), {m: names for m, names in found.items() if names}
+
+
+def test_passes_name_only_the_structural_ops() -> None:
+    for path in SOURCES:
+        if module_of(path).startswith("vkjit.passes"):
+            ops = {n for n in imports_of(path) if re.match(r"vkjit\.ops\.\w+", n)}
+            others = {n for n in ops if not n.startswith("vkjit.ops.structural")}
+            assert not others, f"{module_of(path)}: {sorted(others)}"
+
+
+def private_imports(path: Path) -> set[str]:
+    """Modules of vkjit that are not public and that a file imports."""
+    names = {n for n in imports_of(path) if re.match(r"vkjit(\.|$)", n)}
+    return {n for n in names if n not in PUBLIC and is_module(n)}
+
+
+def is_module(name: str) -> bool:
+    return any(module_of(path) == name for path in SOURCES)
+
+
+def test_models_import_only_public_modules() -> None:
+    found = {path.relative_to(ROOT).as_posix(): private_imports(path) for path in MODELS}
+    assert not any(found.values()), {m: names for m, names in found.items() if names}
