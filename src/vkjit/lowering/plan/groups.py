@@ -1,0 +1,202 @@
+"""Groups: the loop nests that a program becomes, each computed by one kernel.
+
+A group has an *index space*, a tuple of sizes. Its *body* is a list of steps over one point of that
+space; step ``i`` defines value ``i`` and may use values before it. Memory is read and written
+through views whose axes are the axes of the index space.
+
+In a ``LoopGroup`` the last ``reduced`` axes are folded by reductions. A value is *full* when it
+depends on a reduced axis, else it is a *row* value; reductions turn full values into row values,
+and full values may use row values freely. Softmax is one such group with two reductions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from vkjit.lowering.kernel.specs import ReduceRule, ScalarFn
+from vkjit.lowering.kernel.types import Number, ScalarType
+from vkjit.lowering.kernel.views import View
+
+IOTA = -1
+"""Array id of the virtual memory whose element at index ``i`` is ``i``."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """A flat array in memory: element type (``i1`` arrays are stored as ``i8``) and length."""
+
+    elem: ScalarType
+    length: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoadStep:
+    """The element of ``array`` at ``view``; of ``IOTA`` the index itself, as ``type``."""
+
+    array: int
+    view: View
+    type: ScalarType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ConstStep:
+    """A constant."""
+
+    value: Number
+    type: ScalarType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScalarStep:
+    """``fn`` of earlier values, point by point."""
+
+    fn: ScalarFn
+    args: tuple[int, ...]
+    type: ScalarType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GatherStep:
+    """The element of ``array`` at ``view`` moved by ``stride`` times value ``index``.
+
+    ``index`` is an ``i32`` value, clamped to [0, ``size`` - 1]; the view has stride 0 along the
+    axes that only the index depends on.
+    """
+
+    array: int
+    view: View
+    index: int
+    stride: int
+    size: int
+    type: ScalarType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReduceStep:
+    """A row value: value ``arg`` folded over the reduced axes."""
+
+    rule: ReduceRule
+    arg: int
+    type: ScalarType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProductStep:
+    """The element of the product in a ``ContractGroup``, in the output's type; always step 0."""
+
+    type: ScalarType
+
+
+BodyStep = LoadStep | ConstStep | ScalarStep | GatherStep | ReduceStep | ProductStep
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoreStep:
+    """Value ``value`` written to ``array`` at ``view``.
+
+    The view of a row value has stride 0 along the reduced axes; it is written once per row.
+    """
+
+    value: int
+    array: int
+    view: View
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoopGroup:
+    """A loop nest over ``shape`` whose last ``reduced`` axes are folded; ``reduced`` may be 0."""
+
+    shape: tuple[int, ...]
+    reduced: int
+    body: tuple[BodyStep, ...]
+    stores: tuple[StoreStep, ...]
+    origin: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ContractGroup:
+    """``product[b..., m, n] = sum_k lhs[b..., m, k] * rhs[b..., k, n]`` and an epilogue.
+
+    ``lhs`` and ``rhs`` are views of arrays over (b..., m, k) and (b..., k, n). The index space of
+    body and stores is (b..., m, n); body[0] is the ``ProductStep``. Sums run in ``accumulate``.
+    """
+
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    lhs: LoadStep
+    rhs: LoadStep
+    accumulate: ScalarType
+    body: tuple[BodyStep, ...]
+    stores: tuple[StoreStep, ...]
+    origin: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScatterAddGroup:
+    """``target[a, indices[i], c] += updates[a, i, c]`` for i in order; target is updated in place.
+
+    ``updates`` is a view over (outer, count, inner), ``indices`` an i32 view over (count,); the
+    target is dense (outer, size, inner). Indices outside [0, size) are dropped.
+    """
+
+    outer: int
+    size: int
+    inner: int
+    count: int
+    target: int
+    indices: LoadStep
+    updates: LoadStep
+    origin: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScanGroup:
+    """Running reduction of ``source``, a view over (outer, length, inner), along the middle axis.
+
+    The result is stored densely in ``target``.
+    """
+
+    outer: int
+    length: int
+    inner: int
+    reverse: bool
+    rule: ReduceRule
+    source: LoadStep
+    target: int
+    target_type: ScalarType
+    origin: tuple[str, ...] = ()
+
+
+Group = LoopGroup | ContractGroup | ScatterAddGroup | ScanGroup
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Groups in the order in which they run, and the arrays between them.
+
+    Arrays 0 ... ``inputs`` - 1 are the program's parameters; ``results`` names the array of each
+    result, dense and whole, no array twice and no parameter among them. ``pairs`` maps an array to
+    the one whose memory it must share (in-place writes).
+    """
+
+    arrays: tuple[ArrayInfo, ...]
+    inputs: int
+    results: tuple[int, ...]
+    groups: tuple[Group, ...]
+    pairs: tuple[tuple[int, int], ...] = ()

@@ -1,0 +1,575 @@
+"""Partition of a program into groups.
+
+Equations are visited in order. A pointwise or gathering equation joins the cluster of its latest
+operand when its index space fits there; every other operand is then ready before that cluster runs,
+so joining can never make a cycle. A reduction joins the cluster that makes its operand and turns
+the axes it folds into reduced axes. View operations make no work: they change how a value is read.
+A value is stored only when somebody outside its cluster, or a result, needs it.
+
+The program's primitives are asked for their ``KernelSpec`` alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import assert_never, final
+
+from vkjit.errors import InternalError
+from vkjit.ir.primitive import Op
+from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
+from vkjit.lowering.kernel.specs import (
+    ContractSpec,
+    GatherSpec,
+    IotaSpec,
+    PlaceSpec,
+    PointwiseSpec,
+    ReduceSpec,
+    ScanSpec,
+    ScatterAddSpec,
+    ViewSpec,
+    WriteSpec,
+)
+from vkjit.lowering.kernel.types import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    Number,
+    ScalarType,
+)
+from vkjit.lowering.kernel.views import View, dense
+from vkjit.lowering.plan.cluster import (
+    Axis,
+    Cluster,
+    Const,
+    Gather,
+    Layout,
+    Reduce,
+    Repeat,
+    Scalar,
+    Store,
+    leaves,
+    through,
+    unify,
+    whole,
+)
+from vkjit.lowering.plan.contraction import contraction
+from vkjit.lowering.plan.finish import finished
+from vkjit.lowering.plan.groups import (
+    IOTA,
+    ArrayInfo,
+    Group,
+    LoadStep,
+    Partition,
+    ScanGroup,
+    ScatterAddGroup,
+)
+
+_ELEMENTS = {
+    "bool": I1,
+    "int8": I8,
+    "uint8": I8,
+    "int16": I16,
+    "uint16": I16,
+    "int32": I32,
+    "uint32": I32,
+    "int64": I64,
+    "uint64": I64,
+    "float16": F16,
+    "bfloat16": BF16,
+    "float32": F32,
+    "float64": F64,
+}
+_MIN_ROWS = 8
+_MANY_COLUMNS = 1 << 15
+
+
+def element(atom: Atom) -> ScalarType:
+    """The kernel type of an atom's elements."""
+    return _ELEMENTS[atom.aval.dtype.name]
+
+
+@final
+@dataclass(slots=True)
+class Placed:
+    """A value in memory: ``array`` at ``view``, written by clusters up to position ``ready``."""
+
+    array: int
+    view: View
+    ready: float
+
+
+@final
+@dataclass(slots=True)
+class Lazy:
+    """A value inside a cluster that nobody has stored."""
+
+    cluster: Cluster
+    step: int
+    layout: Layout
+
+
+@final
+@dataclass(slots=True)
+class Bound:
+    """What is known of a variable: a constant, a place in memory, a step of a cluster, or both.
+
+    ``seen`` is the value that this one is a view of.
+    """
+
+    type: ScalarType
+    shape: tuple[int, ...]
+    const: Number | None = None
+    placed: Placed | None = None
+    lazy: Lazy | None = None
+    seen: tuple[Bound, ViewSpec] | None = None
+
+
+def partition(program: Program) -> Partition:
+    """The groups of ``program``.
+
+    Raises:
+        InternalError: a primitive has no kernel spec.
+    """
+    work = _Partitioner(program)
+    for eqn in program.eqns:
+        work.equation(eqn)
+    return work.result()
+
+
+@final
+class _Partitioner:
+    """State of one partition: arrays, clusters and what each variable is bound to."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.arrays: list[ArrayInfo] = []
+        self.work: list[tuple[float, Cluster | Group]] = []
+        self.env: dict[Var, Bound] = {}
+        self.origin = ""
+        for var in program.params:
+            array = self.new_array(element(var), var.aval.size)
+            place = Placed(array, dense(var.aval.shape), -math.inf)
+            self.env[var] = Bound(element(var), var.aval.shape, placed=place)
+
+    # -- arrays and clusters --------------------------------------------------------------------
+
+    def new_array(self, elem: ScalarType, length: int) -> int:
+        """A fresh array."""
+        self.arrays.append(ArrayInfo(elem, length))
+        return len(self.arrays) - 1
+
+    def new_cluster(self, shape: Sequence[int], position: float | None = None) -> Cluster:
+        """An empty cluster over ``shape``, run after all clusters so far unless placed earlier."""
+        at = float(len(self.work)) if position is None else position
+        cluster = Cluster(at, [Axis(n) for n in shape], origin={self.origin: None})
+        self.work.append((at, cluster))
+        return cluster
+
+    def bound(self, atom: Atom) -> Bound:
+        """The binding of an operand."""
+        if isinstance(atom, Literal):
+            return Bound(element(atom), (), const=_number(atom))
+        return self.env[atom]
+
+    def placed(self, bound: Bound) -> Placed:
+        """The value in memory, stored now if it is not there yet."""
+        if bound.placed is not None and bound.placed.array != IOTA:
+            return bound.placed
+        chain: list[tuple[Bound, ViewSpec]] = []
+        root = bound
+        while root.seen is not None and root.placed is None:
+            chain.append((root, root.seen[1]))
+            root = root.seen[0]
+        if chain:
+            place = self.placed(root)
+            for made, spec in reversed(chain):
+                view = spec.apply(place.view)
+                if view is None:
+                    break
+                place = made.placed = Placed(place.array, view, place.ready)
+            if bound.placed is not None:
+                return bound.placed
+        array = self.new_array(bound.type, math.prod(bound.shape))
+        view = dense(bound.shape)
+        ready = self.store(bound, array, view)
+        bound.placed = Placed(array, view, ready)
+        return bound.placed
+
+    def store(self, bound: Bound, array: int, view: View) -> float:
+        """Writes a value to ``array`` at ``view``; returns the position that does it."""
+        if bound.lazy is not None and bound.placed is None:
+            lazy = bound.lazy
+            lazy.cluster.stores.append(Store(lazy.step, array, view, lazy.layout))
+            lazy.cluster.origin.setdefault(self.origin)
+            return lazy.cluster.position
+        cluster = self.new_cluster(view.shape)
+        layout = self.identity(cluster)
+        step = self.operand(bound, cluster, layout)
+        cluster.stores.append(Store(step, array, view, layout))
+        return cluster.position
+
+    def identity(self, cluster: Cluster) -> Layout:
+        """The layout of a value over exactly the cluster's axes."""
+        return tuple((a,) if a.size != 1 else () for a in cluster.axes)
+
+    def operand(self, bound: Bound, cluster: Cluster, layout: Layout) -> int:
+        """The step of ``cluster`` that gives an operand whose axes lie at ``layout``."""
+        if bound.const is not None:
+            return cluster.add(Const(bound.const, bound.type))
+        if bound.lazy is not None and bound.lazy.cluster is cluster:
+            return bound.lazy.step
+        place = bound.placed or self.placed(bound)
+        return cluster.load(place.array, place.view, layout if bound.shape else (), bound.type)
+
+    # -- equations ------------------------------------------------------------------------------
+
+    def equation(self, eqn: Eqn) -> None:
+        """Binds the result of one equation."""
+        prim = eqn.prim
+        if not isinstance(prim, Op):
+            raise InternalError(f"{prim.name}: has several results and no kernel; expand it first")
+        out = eqn.outs[0]
+        self.origin = f"{prim.name} at {eqn.source}" if eqn.source else prim.name
+        spec = prim.kernel_spec([a.aval for a in eqn.args], out.aval)
+        operands = [self.bound(a) for a in eqn.args]
+        made = Bound(element(out), out.aval.shape)
+        match spec:
+            case PointwiseSpec(scalar):
+                made.lazy = self.pointwise(eqn, operands, scalar)
+            case IotaSpec(axis):
+                strides = tuple(int(i == axis) for i in range(out.aval.ndim))
+                made.placed = Placed(IOTA, View(out.aval.shape, strides), -math.inf)
+            case ViewSpec():
+                self.view(operands[0], spec, made)
+            case PlaceSpec():
+                made.placed = self.place(operands, spec, made)
+            case ReduceSpec():
+                made.lazy = self.reduce(operands[0], spec, made)
+            case ContractSpec():
+                made.lazy = self.contract(operands, spec, made)
+            case GatherSpec():
+                made.lazy = self.gather(operands, spec, made)
+            case ScatterAddSpec():
+                made.placed = self.scatter_add(operands, spec, made)
+            case ScanSpec():
+                made.placed = self.scan(operands[0], spec, made)
+            case WriteSpec():
+                made.placed = self.write(operands, spec, made)
+            case _:
+                assert_never(spec)
+        self.env[out] = made
+
+    def latest(self, operands: Sequence[Bound]) -> Cluster | None:
+        """The cluster that an equation may join: the last one that makes any of its operands."""
+        found: Cluster | None = None
+        ready = -math.inf
+        for bound in operands:
+            if bound.lazy is not None and (
+                found is None or bound.lazy.cluster.position > found.position
+            ):
+                found = bound.lazy.cluster
+        for bound in operands:
+            if bound.lazy is None and bound.placed is not None:
+                ready = max(ready, bound.placed.ready)
+        return found if found is not None and ready < found.position else None
+
+    def joined(
+        self, operands: Sequence[Bound], layouts: Sequence[Layout | None], shape: Sequence[int]
+    ) -> tuple[Cluster, Layout]:
+        """The cluster for a result of ``shape`` and the result's layout there.
+
+        ``layouts`` are those of lazy operands, seen over the result's axes; None for others.
+        """
+        target = self.latest(operands)
+        if target is not None:
+            inside = [
+                layout
+                for bound, layout in zip(operands, layouts, strict=True)
+                if bound.lazy and bound.lazy.cluster is target and layout is not None
+            ]
+            found = unify(inside, shape, target)
+            if found is not None:
+                target.origin.setdefault(self.origin)
+                return target, found
+        cluster = self.new_cluster(shape)
+        return cluster, self.identity(cluster)
+
+    def pointwise(self, eqn: Eqn, operands: Sequence[Bound], scalar: object) -> Lazy:
+        """A scalar function, in the cluster of its latest operand or a new one."""
+        shape = eqn.outs[0].aval.shape
+        layouts = [self.over(b, shape) for b in operands]
+        self.settle(operands)
+        cluster, layout = self.joined(operands, layouts, shape)
+        args = tuple([self.operand(b, cluster, layout) for b in operands])
+        step = cluster.add(Scalar(scalar, args, element(eqn.outs[0])))  # type: ignore[arg-type]
+        return Lazy(cluster, step, layout)
+
+    def over(self, bound: Bound, shape: tuple[int, ...]) -> Layout | None:
+        """A lazy operand's layout over the axes of a result of ``shape``; rank 0 repeats."""
+        if bound.lazy is None:
+            return None
+        if bound.shape == shape:
+            return bound.lazy.layout
+        return tuple((Repeat(n),) if n > 1 else () for n in shape)
+
+    def settle(self, operands: Sequence[Bound]) -> None:
+        """Stores lazy operands that lie in other clusters than the latest one."""
+        target = self.latest(operands)
+        for bound in operands:
+            if bound.lazy is not None and bound.lazy.cluster is not target and bound.placed is None:
+                self.placed(bound)
+
+    def view(self, x: Bound, spec: ViewSpec, made: Bound) -> None:
+        """The operand's bindings, seen through the view; stored first where no binding survives."""
+        if x.const is not None:
+            made.const = x.const
+            return
+        if x.lazy is not None:
+            layout = through(spec.apply, x.lazy.layout)
+            if layout is not None:
+                made.lazy = Lazy(x.lazy.cluster, x.lazy.step, layout)
+        if made.lazy is None and x.placed is None:
+            self.placed(x)
+        if x.placed is not None:
+            seen = spec.apply(x.placed.view)
+            if seen is not None:
+                made.placed = Placed(x.placed.array, seen, x.placed.ready)
+        if made.lazy is None and made.placed is None:
+            array = self.new_array(x.type, math.prod(x.shape))
+            ready = self.store(x, array, dense(x.shape))
+            seen = spec.apply(dense(x.shape))
+            if seen is None:
+                raise InternalError("view: the operation cannot read even a dense array")
+            made.placed = Placed(array, seen, ready)
+        elif made.placed is None:
+            made.seen = (x, spec)
+
+    def place(self, operands: Sequence[Bound], spec: PlaceSpec, made: Bound) -> Placed:
+        """Operands stored into regions of a new array, after the fill."""
+        array = self.new_array(made.type, math.prod(made.shape))
+        rest = operands
+        if spec.fill:
+            if operands[0].const is None:
+                for bound in operands:
+                    self.placed(bound)
+            first = self.before([b for b in operands if b.const is None])
+            cluster = self.new_cluster(made.shape, first)
+            layout = self.identity(cluster)
+            step = self.operand(operands[0], cluster, layout)
+            cluster.stores.append(Store(step, array, dense(made.shape), layout))
+            rest = operands[1:]
+        ready = -math.inf
+        for bound, region in zip(rest, spec.regions, strict=True):
+            if region.size:
+                ready = max(ready, self.store(bound, array, region))
+        return Placed(array, dense(made.shape), ready)
+
+    def before(self, operands: Sequence[Bound]) -> float | None:
+        """A position ahead of every cluster that would store one of the operands."""
+        made = [b.lazy.cluster.position for b in operands if b.lazy and b.placed is None]
+        return min(made) - 0.5 if made else None
+
+    def reduce(self, x: Bound, spec: ReduceSpec, made: Bound) -> Lazy:
+        """A fold in the cluster that makes the operand, or in one of its own."""
+        kept = [i for i in range(len(x.shape)) if i not in spec.axes]
+        if x.lazy is not None and _may_fold(x.lazy, spec.axes):
+            cluster, layout, arg = x.lazy.cluster, leaves(x.lazy.layout), x.lazy.step
+            if not cluster.reduced:
+                cluster.reduced = [p for i in spec.axes for p in layout[i] if isinstance(p, Axis)]
+            cluster.origin.setdefault(self.origin)
+        else:
+            self.placed(x)
+            cluster = self.new_cluster(x.shape)
+            cluster.reduced = [cluster.axes[i] for i in spec.axes]
+            layout = self.identity(cluster)
+            arg = self.operand(Bound(x.type, x.shape, placed=x.placed), cluster, layout)
+        step = cluster.add(Reduce(spec.rule, arg, made.type))
+        return Lazy(cluster, step, tuple(layout[i] for i in kept))
+
+    def contract(self, operands: Sequence[Bound], spec: ContractSpec, made: Bound) -> Lazy:
+        """A product; pointwise consumers may join it as its epilogue."""
+        views = [self.contract_operand(b, axes) for b, axes in _contract_axes(operands, spec)]
+        lhs, rhs = (self.placed(b) for b in operands)
+        lhs_view, rhs_view = views
+        cluster = self.new_cluster(())
+        layout = contraction(
+            cluster,
+            (lhs.array, lhs_view or lhs.view, operands[0].type),
+            (rhs.array, rhs_view or rhs.view, operands[1].type),
+            spec,
+            made.type,
+        )
+        return Lazy(cluster, 0, layout)
+
+    def contract_operand(self, bound: Bound, axes: tuple[int, ...]) -> View | None:
+        """Stores an operand anew when its contracted axes do not form one run in memory."""
+        place = self.placed(bound)
+        summed = View(
+            tuple(place.view.shape[a] for a in axes), tuple(place.view.strides[a] for a in axes)
+        )
+        if summed.reshaped((summed.size,)) is None:
+            array = self.new_array(bound.type, math.prod(bound.shape))
+            copy = Bound(bound.type, bound.shape, placed=place)
+            ready = self.store(copy, array, dense(bound.shape))
+            bound.placed = Placed(array, dense(bound.shape), ready)
+            return bound.placed.view
+        return None
+
+    def gather(self, operands: Sequence[Bound], spec: GatherSpec, made: Bound) -> Lazy:
+        """A read at computed indices, point by point over the result."""
+        table, indices = operands
+        place = self.placed(table)
+        axis, rank = spec.axis, len(indices.shape)
+        after = table.shape[axis + 1 :]
+        spread = partial(View.broadcast, shape=made.shape, axes=range(axis, axis + rank))
+        index = Bound(indices.type, made.shape, indices.const)
+        self.view(indices, ViewSpec(spread), index)
+        if index.const is None and indices.placed is not None and index.placed is None:
+            index.placed = indices.placed
+        probe = [index, Bound(table.type, (), placed=place)]
+        self.settle(probe)
+        cluster, layout = self.joined(probe, [self.over(index, made.shape), None], made.shape)
+        at = self.operand(index, cluster, layout)
+        strides = place.view.strides
+        read = View(
+            made.shape, (*strides[:axis], *(0,) * rank, *strides[axis + 1 :]), place.view.offset
+        )
+        assert len(read.strides) == axis + rank + len(after)
+        step = cluster.add(
+            Gather(place.array, read, layout, at, strides[axis], table.shape[axis], made.type)
+        )
+        return Lazy(cluster, step, layout)
+
+    def dense_view(self, bound: Bound, shape: tuple[int, ...]) -> LoadStep:
+        """An operand in memory as a view of another shape, copied where strides cannot say it."""
+        place = self.placed(bound)
+        view = place.view.reshaped(shape)
+        if view is None:
+            array = self.new_array(bound.type, math.prod(bound.shape))
+            self.store(Bound(bound.type, bound.shape, placed=place), array, dense(bound.shape))
+            return LoadStep(array, dense(shape), bound.type)
+        return LoadStep(place.array, view, bound.type)
+
+    def scatter_add(self, operands: Sequence[Bound], spec: ScatterAddSpec, made: Bound) -> Placed:
+        """The first operand copied to a new array, then updated in place."""
+        base, indices, updates = operands
+        array = self.new_array(made.type, math.prod(made.shape))
+        self.store(base, array, dense(made.shape))
+        outer = math.prod(made.shape[: spec.axis])
+        inner = math.prod(made.shape[spec.axis + 1 :])
+        count = math.prod(indices.shape)
+        group = ScatterAddGroup(
+            outer=outer,
+            size=made.shape[spec.axis],
+            inner=inner,
+            count=count,
+            target=array,
+            indices=self.dense_view(indices, (count,)),
+            updates=self.dense_view(updates, (outer, count, inner)),
+            origin=(self.origin,),
+        )
+        at = float(len(self.work))
+        self.work.append((at, group))
+        return Placed(array, dense(made.shape), at)
+
+    def scan(self, x: Bound, spec: ScanSpec, made: Bound) -> Placed:
+        """A running reduction into a new array."""
+        array = self.new_array(made.type, math.prod(made.shape))
+        outer, inner = math.prod(x.shape[: spec.axis]), math.prod(x.shape[spec.axis + 1 :])
+        source = self.dense_view(x, (outer, x.shape[spec.axis], inner))
+        at = float(len(self.work))
+        length = x.shape[spec.axis]
+        group = ScanGroup(
+            outer,
+            length,
+            inner,
+            reverse=spec.reverse,
+            rule=spec.rule,
+            source=source,
+            target=array,
+            target_type=made.type,
+            origin=(self.origin,),
+        )
+        self.work.append((at, group))
+        return Placed(array, dense(made.shape), at)
+
+    def write(self, operands: Sequence[Bound], spec: WriteSpec, made: Bound) -> Placed:
+        """A copy of the destination with the region overwritten."""
+        array = self.new_array(made.type, math.prod(made.shape))
+        base = Bound(made.type, made.shape, placed=self.placed(operands[0]))
+        self.store(base, array, dense(made.shape))
+        value = Bound(operands[1].type, operands[1].shape, operands[1].const)
+        if operands[1].const is None:
+            value.placed = self.placed(operands[1])
+        ready = self.store(value, array, spec.region)
+        return Placed(array, dense(made.shape), ready)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def result(self) -> Partition:
+        """Stores the results and freezes the clusters."""
+        inputs = len(self.program.params)
+        results: list[int] = []
+        self.origin = "result"
+        for atom in self.program.results:
+            results.append(self.result_array(self.bound(atom), inputs, results))
+        ordered = sorted(self.work, key=lambda item: item[0])
+        groups = [group for _, w in ordered for group in finished(w, self.new_array)]
+        return Partition(tuple(self.arrays), inputs, tuple(results), tuple(groups))
+
+    def result_array(self, bound: Bound, inputs: int, taken: Sequence[int]) -> int:
+        """A dense array of its own for one result."""
+        place = bound.placed if bound.const is None else None
+        if place is None and bound.lazy is not None:
+            place = self.placed(bound)
+        if (
+            place is not None
+            and place.array >= inputs
+            and place.array not in taken
+            and place.view.is_dense()
+            and self.arrays[place.array].length == math.prod(bound.shape)
+        ):
+            return place.array
+        array = self.new_array(bound.type, math.prod(bound.shape))
+        self.store(Bound(bound.type, bound.shape, bound.const, place), array, dense(bound.shape))
+        return array
+
+
+def _number(literal: Literal) -> Number:
+    """A literal's value; integers as the signed ones with the same bits."""
+    value = literal.value.item()
+    bits = element(literal).bits
+    if isinstance(value, int) and not isinstance(value, bool) and value >> (bits - 1) > 0:
+        return value - (1 << bits)
+    return value
+
+
+def _may_fold(lazy: Lazy, axes: Sequence[int]) -> bool:
+    """Whether a reduction over ``axes`` of a lazy value can run in its cluster."""
+    cluster, layout = lazy.cluster, leaves(lazy.layout)
+    folded = [part for i in axes for part in layout[i]]
+    if cluster.contract is not None or any(isinstance(p, Repeat) for p in folded):
+        return False
+    if not whole(lazy.layout, cluster):
+        return False
+    if cluster.reduced:
+        return [a for a in cluster.columns() if a.size > 1] == folded
+    rows = math.prod(a.size for a in cluster.rows() if a not in folded)
+    columns = math.prod(p.size for p in folded)
+    # Few long rows would leave cores idle in the other work of the cluster.
+    return not cluster.stores or rows >= _MIN_ROWS or columns < _MANY_COLUMNS
+
+
+def _contract_axes(
+    operands: Sequence[Bound], spec: ContractSpec
+) -> list[tuple[Bound, tuple[int, ...]]]:
+    return [(operands[0], spec.lhs_contract), (operands[1], spec.rhs_contract)]
