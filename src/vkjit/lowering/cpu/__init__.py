@@ -1,0 +1,1 @@
+"""CPU schedules: groups as vector loops over tasks, without barriers."""

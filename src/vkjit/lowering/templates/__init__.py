@@ -1,0 +1,1 @@
+"""What the templates of all targets share: bodies at a point, buffers, cost."""

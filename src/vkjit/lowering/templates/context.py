@@ -1,0 +1,71 @@
+"""What a template is given beside its group, and what it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.nodes import Kernel
+from vkjit.lowering.kernel.types import I1, I8, Access, Buffer, ScalarType
+from vkjit.lowering.plan.groups import ArrayInfo
+from vkjit.lowering.target import Target
+
+
+@final
+class TemplateContext:
+    """The target, and the arrays of the plan so far; templates may add temporaries."""
+
+    __slots__ = ("arrays", "target")
+
+    def __init__(self, target: Target, arrays: list[ArrayInfo]) -> None:
+        self.target = target
+        self.arrays = arrays
+
+    def new_array(self, elem: ScalarType, length: int) -> int:
+        """A temporary that later kernels of the same group may read; returns its id."""
+        self.arrays.append(ArrayInfo(elem, length))
+        return len(self.arrays) - 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A kernel and the array behind each of its buffers, in order."""
+
+    kernel: Kernel
+    arrays: tuple[int, ...]
+
+
+def memory_type(elem: ScalarType) -> ScalarType:
+    """How an element lies in memory: booleans as bytes."""
+    return I8 if elem is I1 else elem
+
+
+@final
+class Buffers:
+    """Declares the arrays of a group as kernel buffers, each once."""
+
+    __slots__ = ("_access", "_b", "_context", "_declared")
+
+    def __init__(self, b: Builder, context: TemplateContext, access: dict[int, Access]) -> None:
+        self._b = b
+        self._context = context
+        self._access = access
+        self._declared: dict[int, Buffer] = {}
+
+    def of(self, array: int) -> Buffer:
+        """The buffer of ``array``, declared on first use."""
+        found = self._declared.get(array)
+        if found is None:
+            info = self._context.arrays[array]
+            found = self._b.buffer(
+                f"a{array}", memory_type(info.elem), info.length, self._access[array]
+            )
+            self._declared[array] = found
+        return found
+
+    @property
+    def arrays(self) -> tuple[int, ...]:
+        """Array ids in the order of the kernel's buffers."""
+        return tuple(self._declared)
