@@ -219,9 +219,9 @@ def _no_match(pattern: str, modules: Sequence[str]) -> str:
 
 def _skip_reason(name: str, shape: tuple[int, ...]) -> str:
     if len(shape) == 1:
-        return "norm: a vector has no low-rank form"
+        return "a norm's vector"
     if name.startswith("model.layers."):
         return "no target pattern matches"
     if name == "lm_head":
-        return "output head: not a layer of the blocks"
-    return "embedding: not a linear layer of the blocks"
+        return "the output head"
+    return "the embedding"

@@ -225,8 +225,8 @@ def _attention(
     def split(x: Any, heads: int) -> Any:
         return jnp.reshape(x, (batch, length, heads, hyper.head_dim))
 
-    q = _rotate(split(layers(f"{name}.q_proj", h), hyper.heads), rotation)  # [B,T,N,D]
-    k = _rotate(split(layers(f"{name}.k_proj", h), hyper.kv_heads), rotation)  # [B,T,K,D]
+    q = rotate(split(layers(f"{name}.q_proj", h), hyper.heads), rotation)  # [B,T,N,D]
+    k = rotate(split(layers(f"{name}.k_proj", h), hyper.kv_heads), rotation)  # [B,T,K,D]
     v = split(layers(f"{name}.v_proj", h), hyper.kv_heads)  # [B,T,K,D]
     out = nn.dot_product_attention(q, k, v, mask=mask, is_causal=True)  # [B,T,N,D]
     return layers(f"{name}.o_proj", jnp.reshape(out, (batch, length, -1)))  # [B,T,d]
@@ -267,8 +267,8 @@ def _rotation(hyper: LlamaHyper, inputs: Inputs) -> tuple[Any, Any]:
     return cos[:, :, None], sin[:, :, None]
 
 
-def _rotate(x: Any, rotation: tuple[Any, Any]) -> Any:
-    """Rotates the pairs (j, j + D/2) of [B,T,N,D]."""
+def rotate(x: Any, rotation: tuple[Any, Any]) -> Any:
+    """Rotates the pairs (j, j + D/2) of [B,T,N,D] by cosines and sines that broadcast to them."""
     cos, sin = rotation
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]  # [B,T,N,D/2]

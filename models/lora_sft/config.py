@@ -37,15 +37,15 @@ class DataSection(_Section):
     """A source tree to ask questions about; the Python standard library where neither is given."""
     jsonl: Path | None = None
     """Conversations, one JSON object a line; excludes `source`."""
-    context: int = Field(512, ge=16)
+    context: int = Field(default=512, ge=16)
     """Tokens in a window."""
-    held_out: float = Field(0.1, gt=0.0, lt=1.0)
+    held_out: float = Field(default=0.1, gt=0.0, lt=1.0)
     """Share of the sources (files) that is never trained on."""
-    held_out_windows: int = Field(8, ge=1)
+    held_out_windows: int = Field(default=8, ge=1)
     """Windows of held-out conversations that are evaluated, at most."""
-    files: int | None = Field(None, ge=1)
+    files: int | None = Field(default=None, ge=1)
     """Files of the source tree that are used, at most."""
-    functions_per_file: int = Field(2, ge=0)
+    functions_per_file: int = Field(default=2, ge=0)
     """Functions of a file that are asked about, at most."""
 
     @model_validator(mode="after")
@@ -59,10 +59,10 @@ class DataSection(_Section):
 class LoraSection(_Section):
     """Rank, scale and placement of the adapters."""
 
-    rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0.0)
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0.0)
     rslora: bool = False
-    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     targets: tuple[str, ...] = (ALL_LINEAR,)
 
     @property
@@ -76,13 +76,13 @@ class OptimizerSection(_Section):
     """The update rule. ``b1`` and ``b2`` are the rule's defaults where they are not given."""
 
     name: Literal["adamw", "lion", "sgd"] = "adamw"
-    learning_rate: float = Field(2e-4, gt=0.0)
-    weight_decay: float = Field(0.0, ge=0.0)
-    b1: float | None = Field(None, ge=0.0, lt=1.0)
+    learning_rate: float = Field(default=2e-4, gt=0.0)
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    b1: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Decay of the mean gradient; of "sgd", its momentum."""
-    b2: float | None = Field(None, ge=0.0, lt=1.0)
-    eps: float = Field(1e-8, gt=0.0)
-    clip_norm: float = Field(1.0, ge=0.0)
+    b2: float | None = Field(default=None, ge=0.0, lt=1.0)
+    eps: float = Field(default=1e-8, gt=0.0)
+    clip_norm: float = Field(default=1.0, ge=0.0)
     """Largest norm of a step's gradient; 0: no clipping."""
 
 
@@ -91,8 +91,8 @@ class ScheduleSection(_Section):
     """The learning rate over the steps; with a warm-up the first step has the rate 0."""
 
     name: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_steps: int = Field(0, ge=0)
-    end_share: float = Field(0.0, ge=0.0, le=1.0)
+    warmup_steps: int = Field(default=0, ge=0)
+    end_share: float = Field(default=0.0, ge=0.0, le=1.0)
     """Rate after the last step, as a share of the peak."""
 
 
@@ -101,14 +101,14 @@ class TrainSection(_Section):
     """How long and in what portions."""
 
     steps: int = Field(ge=1)
-    micro_batch: int = Field(1, ge=1)
+    micro_batch: int = Field(default=1, ge=1)
     """Windows that are computed at once."""
-    accumulation: int = Field(1, ge=1)
+    accumulation: int = Field(default=1, ge=1)
     """Micro-batches whose gradients are summed before a step."""
-    seed: int = Field(0, ge=0, lt=2**31)
-    eval_every: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    eval_every: int = Field(default=0, ge=0)
     """Steps between evaluations; 0: only before the first step and after the last."""
-    checkpoint_every: int = Field(0, ge=0)
+    checkpoint_every: int = Field(default=0, ge=0)
     """Steps between checkpoints; 0: only after the last step or when interrupted."""
 
 
@@ -119,7 +119,7 @@ class OutputSection(_Section):
     folder: Path
     sample_prompt: str | None = None
     """Question of the sample reply; None: the first held-out conversation's."""
-    sample_tokens: int = Field(48, ge=0)
+    sample_tokens: int = Field(default=48, ge=0)
     """Longest sample reply; 0: no sample."""
     plot: bool = True
 

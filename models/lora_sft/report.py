@@ -45,7 +45,8 @@ def show_plan(console: Console, plan: LoraPlan, base_parameters: int) -> None:
     rows = [(r.module, r.shape, f"yes, by {r.pattern!r}") for r in plan.adapted]
     rows += [(r.module, r.shape, f"no: {r.reason}") for r in plan.skipped]
     for module, shape, what in rows:
-        kind = ".".join(part for part in module.split(".") if not part.isdigit())
+        parts = (part for part in module.split(".") if not part.isdigit())
+        kind = ".".join(parts).removeprefix("model.").removeprefix("layers.")
         group = (kind, "x".join(map(str, shape)), what)
         groups[group] = groups.get(group, 0) + 1
     for (kind, shape, what), count in groups.items():
@@ -63,8 +64,8 @@ def show_comparison(console: Console, off: HeldOut, on: HeldOut) -> None:
         column.justify = "right"
     rows = [(f"all ({off.targets:,} targets)", off, on)]
     for name in off.by_category:
-        losses = (off.by_category[name], on.by_category[name])
-        rows.append((name, *(HeldOut(loss, 0, {}) for loss in losses)))
+        sides = (HeldOut(side.by_category[name], 0, {}) for side in (off, on))
+        rows.append((name, next(sides), next(sides)))
     for name, before, after in rows:
         numbers = (before.loss, after.loss, before.perplexity, after.perplexity)
         table.add_row(name, *(f"{x:.4f}" if i < 2 else f"{x:.2f}" for i, x in enumerate(numbers)))

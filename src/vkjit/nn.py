@@ -66,7 +66,9 @@ def gelu(x: Any, approximate: bool = True) -> Any:  # noqa: FBT001  jax.nn.gelu'
     """
     x = jnp.asarray(x)
     if approximate:
-        inner = SQRT_TWO_OVER_PI * (x + GELU_CUBIC * (x * x * x))
+        # Beyond 20 the tanh is ±1 to the last bit; the cube of x itself would overflow.
+        near = jnp.clip(x, -20.0, 20.0)
+        inner = SQRT_TWO_OVER_PI * (near + GELU_CUBIC * (near * near * near))
         return 0.5 * x * (1.0 + jnp.tanh(inner))
     return 0.5 * x * (1.0 + lax.erf(x * SQRT_HALF))
 
