@@ -66,10 +66,11 @@ def gelu(x: Any, approximate: bool = True) -> Any:  # noqa: FBT001  jax.nn.gelu'
     """
     x = jnp.asarray(x)
     if approximate:
-        # Beyond 20 the tanh is ±1 to the last bit; the cube of x itself would overflow.
+        # Beyond 20 the tanh is ±1 to the last bit; the cube of a larger x may overflow.
         near = jnp.clip(x, -20.0, 20.0)
         inner = SQRT_TWO_OVER_PI * (near + GELU_CUBIC * (near * near * near))
-        return 0.5 * x * (1.0 + jnp.tanh(inner))
+        # (1 + tanh(u)) / 2 is sigmoid(2u), which does not cancel on the left.
+        return x * sigmoid(2.0 * inner)
     return 0.5 * x * (1.0 + lax.erf(x * SQRT_HALF))
 
 
