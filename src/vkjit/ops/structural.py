@@ -107,7 +107,11 @@ class Pointwise(Op):
         if not self.accepts(first.dtype):
             raise DTypeError(f"{self.name}: does not take {_list(avals)}; cast with .astype(...)")
         dtype = self.result_dtype(*[a.dtype for a in avals])
-        return aval(shape, dtype, all(a.weak for a in avals))
+        return aval(shape, dtype, dtype != dtypes.bool_ and self.is_weak(*avals))
+
+    def is_weak(self, *avals: Aval) -> bool:
+        """Whether the result is weakly typed (booleans never are)."""
+        return all(a.weak for a in avals)
 
     def mixes_dtypes(self) -> bool:
         """Whether operands of different dtypes are expected (``select`` takes a bool first)."""
