@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from vkjit.runtime.cpu.device import CpuDevice
 
 
+SMALL = 4096
+"""Up to this many bytes a copy is cheaper than a view."""
+
+
 @final
 class CpuBuffer(DeviceBuffer):
     """Host memory at ``address``, which is 0 once it has gone elsewhere.
@@ -79,7 +83,10 @@ class CpuBuffer(DeviceBuffer):
         return made
 
     def as_numpy(self, dtype: DTypeLike, shape: tuple[int, ...]) -> HostArray:
-        """The first elements as a read-only array that shares the memory and keeps it alive."""
+        """The first elements as a read-only array.
+
+        Unless it is small, it shares the memory and keeps it alive.
+        """
         if self._released:
             raise InternalError("cpu: a released buffer was read")
         kind = np.dtype(dtype)
@@ -88,6 +95,9 @@ class CpuBuffer(DeviceBuffer):
             raise InternalError(
                 f"cpu: {kind}{list(shape)} was asked of a buffer of {self.nbytes} bytes"
             )
+        if size <= SMALL:
+            data = ctypes.string_at(self.address, size)
+            return cast(HostArray, np.frombuffer(data, kind).reshape(shape))
         self._views += 1
         raw = np.asarray(_View(self, size))
         return cast(HostArray, raw.view(kind).reshape(shape))
