@@ -59,13 +59,13 @@ _erf_each = np.frompyfunc(math.erf, 1, 1)
 
 # Wichura, "Algorithm AS241: The Percentage Points of the Normal Distribution", Applied Statistics
 # 37 (1988), PPND16: numerators and denominators, highest power first; relative error 1e-16.
-_CENTRE = (
+CENTRE = (
     (2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457,
      13731.693765509461125, 1971.5909503065514427, 133.14166789178437745, 3.3871328727963666080),
     (5226.4952788528545610, 28729.085735721942674, 39307.895800092710610, 21213.794301586595867,
      5394.1960214247511077, 687.18700749205790830, 42.313330701600911252, 1.0),
 )  # fmt: skip
-_MIDDLE = (
+MIDDLE = (
     (7.74545014278341407640e-4, 2.27238449892691845833e-2, 2.41780725177450611770e-1,
      1.27045825245236838258, 3.64784832476320460504, 5.76949722146069140550,
      4.63033784615654529590, 1.42343711074968357734),
@@ -73,7 +73,7 @@ _MIDDLE = (
      1.48103976427480074590e-1, 6.89767334985100004550e-1, 1.67638483018380384940,
      2.05319162663775882187, 1.0),
 )  # fmt: skip
-_TAIL = (
+TAIL = (
     (2.01033439929228813265e-7, 2.71155556874348757815e-5, 1.24266094738807843860e-3,
      2.65321895265761230930e-2, 2.96560571828504891230e-1, 1.78482653991729133580,
      5.46378491116411436990, 6.65790464350110377720),
@@ -93,8 +93,8 @@ def erf_inv(x: Array) -> Array:
     tail = (1.0 - np.abs(x)) * 0.5  # exact for float32 arguments
     root = np.sqrt(-np.log(np.where(tail > 0.0, tail, 0.5)))
     centre = 0.180625 - 0.25 * x * x
-    outer = np.where(root <= 5.0, _ratio(_MIDDLE, root - 1.6), _ratio(_TAIL, root - 5.0))
-    inside = np.where(np.abs(x) <= 0.85, _ratio(_CENTRE, centre) * (0.5 * x), np.copysign(outer, x))
+    outer = np.where(root <= 5.0, _ratio(MIDDLE, root - 1.6), _ratio(TAIL, root - 5.0))
+    inside = np.where(np.abs(x) <= 0.85, _ratio(CENTRE, centre) * (0.5 * x), np.copysign(outer, x))
     edge = np.where(np.abs(x) == 1.0, np.copysign(np.inf, x), np.nan)
     return np.where(np.abs(x) < 1.0, inside / math.sqrt(2.0), edge)
 
