@@ -118,7 +118,7 @@ class OutputSection(_Section):
 
     folder: Path
     sample_prompt: str | None = None
-    """Question of the sample reply; None: the first held-out conversation's."""
+    """Question of the sample reply; None: the shortest of the held-out ones."""
     sample_tokens: int = Field(default=48, ge=0)
     """Longest sample reply; 0: no sample."""
     plot: bool = True

@@ -50,7 +50,7 @@ class TrainingData:
         train: Windows to learn from.
         held_out: Windows of sources that are never trained on.
         held_out_windows: Which of them are evaluated.
-        sample: The held-out conversation whose question the sample reply answers.
+        sample: The held-out conversation with the shortest question, for the sample reply.
         sha256: Of all training windows: a resumed run must see the same.
     """
 
@@ -77,7 +77,8 @@ def load_data(section: DataSection, tokenizer: Tokenizer, seed: int) -> Training
     sides = [_pack(side, tokenizer, template, section.context) for side in (train, held_out)]
     order = np.random.default_rng([seed, 1]).permutation(len(sides[1]))
     chosen = sorted(int(i) for i in order[: section.held_out_windows])
-    return TrainingData(sides[0], sides[1], tuple(chosen), held_out[0], _digest(sides[0].windows))
+    sample = min(held_out, key=_question_length)
+    return TrainingData(sides[0], sides[1], tuple(chosen), sample, _digest(sides[0].windows))
 
 
 def training_rows(count: int, per_step: int, seed: int, step: int) -> NDArray[np.int64]:
@@ -94,6 +95,10 @@ def micro_batches(data: WindowSet, rows: NDArray[np.int64], size: int) -> Iterat
     """Batches of ``size`` windows, in the order of ``rows``."""
     for start in range(0, len(rows), size):
         yield data.batch([int(row) for row in rows[start : start + size]])
+
+
+def _question_length(one: Conversation) -> int:
+    return len(one.messages[0]["content"])
 
 
 def _order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
