@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+
 from benchmarks.case import ADAMW, Array, Case, Namespace, Tree
 
 EPSILON, ROPE_BASE, SCALE = 1e-5, 1e5, 2.0

@@ -11,8 +11,8 @@ from typing import Any, final
 
 from benchmarks.machine import ROOT, process_seconds
 
-# Variables that say where vkjit (through platformdirs) and PyTorch keep compiled code.
-CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")
+# Variables that say where vkjit, what uses the XDG folders, and PyTorch keep compiled code.
+CACHES = ("VKJIT_CACHE_DIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")
 
 
 @final

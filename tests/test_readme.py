@@ -17,4 +17,4 @@ def test_the_example_trains(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     exec(compile(blocks[0], "README.md", "exec"), names)  # the document is ours
     printed = float(re.findall(r"[\d.e+-]+", capsys.readouterr().out)[-1])
-    assert 0.0 <= printed < 1e-2
+    assert 0.0 <= printed < 0.05  # the target has variance 0.5

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from benchmarks import elementwise, gemm, lora_step, mlp_step, rows
 from benchmarks.case import ADAMW, Case, Check, Namespace, numpy_namespace, tree_leaves
 from benchmarks.machine import Rates
 from benchmarks.process import Process
-
-from benchmarks import elementwise, gemm, lora_step, mlp_step, rows
 
 GRADIENT = Case("softmax", "gradient", {"function": "softmax", "shape": (64, 16)}, tolerance=1e-5)
 
