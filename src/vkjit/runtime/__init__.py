@@ -53,8 +53,8 @@ def discovered_devices() -> list[DeviceInfo]:
     """Every device of this machine, usable or refused; looked up once per process."""
     with _lock:
         if not _found:
-            for prefix, module in _FAMILIES.items():
-                _found.extend(_discover(prefix, module))
+            families = [_discover(prefix, module) for prefix, module in _FAMILIES.items()]
+            _found.extend(info for family in families for info in family)
         return list(_found)
 
 
@@ -149,13 +149,21 @@ def _family(name: str) -> _Family:
         raise ArgumentError(
             f"device: unknown kind {prefix!r}, expected one of {', '.join(_FAMILIES)}"
         )
-    return cast(_Family, importlib.import_module(module))
+    return _imported(module)
+
+
+def _imported(module: str) -> _Family:
+    """The module of a family; a folder without its code, as of a broken install, is none."""
+    found = importlib.import_module(module)
+    if not hasattr(found, "discover"):
+        raise ImportError(f"{module} is incomplete; reinstall vkjit")
+    return cast(_Family, found)
 
 
 def _discover(prefix: str, module: str) -> list[DeviceInfo]:
     """The devices of one family; a family that cannot be asked is one refused device."""
     try:
-        return cast(_Family, importlib.import_module(module)).discover()
+        return _imported(module).discover()
     except (ImportError, OSError, DeviceError) as error:
         reason = f"{type(error).__name__}: {error}"
         return [DeviceInfo(prefix, DeviceClass.SOFTWARE, module, refused=reason)]

@@ -10,15 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import final
+from typing import Any, final
 
-import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from vkjit.lowering.artifact import Plan, Role
 from vkjit.lowering.target import Target
 
-HostArray = NDArray[np.generic]
+HostArray = NDArray[Any]
 """An array in host memory, of any dtype."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import platform
 import struct
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
 
 def discover() -> list[DeviceInfo]:
     """The CPU, which every machine has."""
-    processor = platform.processor() or platform.machine()
-    return [DeviceInfo("cpu", DeviceClass.CPU, f"{processor}, {pools.thread_count()} threads")]
+    description = f"{hosts.processor_name()}, {pools.thread_count()} threads"
+    return [DeviceInfo("cpu", DeviceClass.CPU, description)]
 
 
 def open_device(name: str) -> Device:
@@ -148,7 +147,8 @@ class CpuDevice(Device):
             threads += " (serial: no futex on this system)"
         return "\n".join(
             (
-                f"cpu: {self._host.cpu}, {threads}, {self._host.vector_bytes * 8}-bit vectors",
+                f"cpu: {hosts.processor_name()}, {threads}",
+                f"code for {self._host.cpu}, {self._host.vector_bytes * 8}-bit vectors",
                 f"llvmlite {self._host.llvm}",
                 f"memory limit {self.memory.stats().limit_bytes:,} bytes",
                 f"code cache {cache.folder if cache else 'off'}",

@@ -84,6 +84,17 @@ def target(host: Host, threads: int) -> Target:
     )
 
 
+def processor_name() -> str:
+    """The processor's name for people."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
 def memory_limit() -> int:
     """Bytes this process may use: physical memory, or less in a control group."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
