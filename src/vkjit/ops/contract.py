@@ -1,0 +1,288 @@
+"""Products that sum over shared axes: dot_general, with layouts instead of transposed copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from vkjit import dtypes
+from vkjit.dtypes import DType
+from vkjit.errors import DTypeError, ShapeError
+from vkjit.ir.avals import Aval, aval
+from vkjit.ir.primitive import Array, Kind, Linear, Op, Remat, Sample, Tangent, Traits, Value
+from vkjit.lowering.kernel.specs import ContractSpec, KernelSpec
+from vkjit.ops.cast import cast
+from vkjit.ops.pointwise import total
+from vkjit.ops.structural import float_of, permute, scalar_type
+from vkjit.trace import aval_of, bind
+
+Ints = tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True)
+class DotGeneral(Op):
+    """Batched product: sums over contracting axes, keeps batch axes, joins the free ones.
+
+    The result's axes are batch, free axes of lhs, free axes of rhs. Sums run in ``accumulate`` and
+    round once to ``dtype``; transposed products inherit ``accumulate``.
+    """
+
+    lhs_contract: Ints
+    rhs_contract: Ints
+    lhs_batch: Ints
+    rhs_batch: Ints
+    accumulate: DType
+    dtype: DType
+
+    traits: ClassVar[Traits] = Traits(Kind.CONTRACT, Remat.COSTLY, linear_in=(0, 1))
+
+    def infer(self, *avals: Aval) -> Aval:
+        """Operands share a dtype, and the sizes of paired axes."""
+        lhs, rhs = avals
+        if lhs.dtype != rhs.dtype or lhs.dtype == dtypes.bool_:
+            raise DTypeError(
+                f"dot_general: operands {lhs}, {rhs}; expected numbers of one dtype; "
+                "cast with .astype(...)"
+            )
+        left, right = self.lhs_batch + self.lhs_contract, self.rhs_batch + self.rhs_contract
+        if (
+            len(self.lhs_batch) != len(self.rhs_batch)
+            or len(self.lhs_contract) != len(self.rhs_contract)
+            or not _distinct(left, lhs.ndim)
+            or not _distinct(right, rhs.ndim)
+            or any(lhs.shape[i] != rhs.shape[j] for i, j in zip(left, right, strict=True))
+        ):
+            raise ShapeError(
+                f"dot_general: operands {lhs}, {rhs} with batch axes {self.lhs_batch}, "
+                f"{self.rhs_batch} and contracting axes {self.lhs_contract}, "
+                f"{self.rhs_contract}; expected pairs of distinct axes of equal sizes"
+            )
+        shape = (
+            *(lhs.shape[i] for i in self.lhs_batch),
+            *(lhs.shape[i] for i in self.lhs_free(lhs.ndim)),
+            *(rhs.shape[i] for i in self.rhs_free(rhs.ndim)),
+        )
+        return aval(shape, self.dtype, lhs.weak and rhs.weak)
+
+    def lhs_free(self, rank: int) -> Ints:
+        """Axes of lhs that are neither batch nor contracting."""
+        return _rest(rank, self.lhs_batch + self.lhs_contract)
+
+    def rhs_free(self, rank: int) -> Ints:
+        """Axes of rhs that are neither batch nor contracting."""
+        return _rest(rank, self.rhs_batch + self.rhs_contract)
+
+    def evaluate(self, *arrays: Array) -> Array:
+        """np.matmul in the accumulation dtype."""
+        lhs, rhs = arrays
+        lhs_free, rhs_free = self.lhs_free(lhs.ndim), self.rhs_free(rhs.ndim)
+        batch = tuple(lhs.shape[i] for i in self.lhs_batch)
+        rows = tuple(lhs.shape[i] for i in lhs_free)
+        columns = tuple(rhs.shape[i] for i in rhs_free)
+        summed = math.prod(lhs.shape[i] for i in self.lhs_contract)
+        sizes = math.prod(batch), math.prod(rows), math.prod(columns)
+        a = lhs.transpose(self.lhs_batch + lhs_free + self.lhs_contract)
+        b = rhs.transpose(self.rhs_batch + self.rhs_contract + rhs_free)
+        with np.errstate(all="ignore"):
+            product = np.matmul(
+                a.reshape(sizes[0], sizes[1], summed).astype(self.accumulate),
+                b.reshape(sizes[0], summed, sizes[2]).astype(self.accumulate),
+            )
+            return product.reshape(batch + rows + columns).astype(self.dtype)
+
+    def jvp(self, primals: Sequence[Value], tangents: Sequence[Tangent]) -> tuple[Value, Tangent]:
+        """d(x y) = dx y + x dy."""
+        x, y = primals
+        dx, dy = tangents
+        parts = [
+            None if dx is None else bind(self, dx, y),
+            None if dy is None else bind(self, x, dy),
+        ]
+        return bind(self, x, y), total(parts)
+
+    def transpose(
+        self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
+    ) -> tuple[Tangent, ...]:
+        """A product of the cotangent with the other operand, in that operand's own layout."""
+        (ct,) = cotangents
+        lhs, rhs = args
+        if isinstance(lhs, Linear):
+            return self._to_lhs(ct, lhs.aval, rhs), None
+        assert isinstance(rhs, Linear)
+        return None, self._to_rhs(ct, lhs, rhs.aval)
+
+    def _to_lhs(self, ct: Value, of: Aval, rhs: Value) -> Value:
+        batch = len(self.lhs_batch)
+        free = self.lhs_free(of.ndim)
+        rank = aval_of(rhs).ndim
+        rhs_free = self.rhs_free(rank)
+        rows = tuple(range(batch, batch + len(free)))
+        columns = tuple(range(batch + len(free), batch + len(free) + len(rhs_free)))
+        # The axes of rhs that are left are its contracting ones in rhs order; name lhs partners.
+        left = _rest(rank, self.rhs_batch + rhs_free)
+        partners = tuple(self.lhs_contract[self.rhs_contract.index(axis)] for axis in left)
+        made = _Half(ct, tuple(range(batch)), columns, rows, free)
+        other = _Half(rhs, self.rhs_batch, rhs_free, left, partners)
+        return self._product(made, other, self.lhs_batch, of)
+
+    def _to_rhs(self, ct: Value, lhs: Value, of: Aval) -> Value:
+        batch = len(self.rhs_batch)
+        free = self.rhs_free(of.ndim)
+        rank = aval_of(lhs).ndim
+        lhs_free = self.lhs_free(rank)
+        rows = tuple(range(batch, batch + len(lhs_free)))
+        columns = tuple(range(batch + len(lhs_free), batch + len(lhs_free) + len(free)))
+        left = _rest(rank, self.lhs_batch + lhs_free)
+        partners = tuple(self.rhs_contract[self.lhs_contract.index(axis)] for axis in left)
+        made = _Half(ct, tuple(range(batch)), rows, columns, free)
+        other = _Half(lhs, self.lhs_batch, lhs_free, left, partners)
+        return self._product(other, made, self.rhs_batch, of)
+
+    def _product(self, left: _Half, right: _Half, batch: Ints, of: Aval) -> Value:
+        """The product of both halves with its axes in the order of the operand it stands for.
+
+        Of both operand orders, the one that needs no permutation is taken where there is one.
+        """
+        if not _identity(_order(batch, left, right)) and _identity(_order(batch, right, left)):
+            left, right = right, left
+        wide = dtypes.promote_types(aval_of(left.value).dtype, aval_of(right.value).dtype)
+        prim = DotGeneral(
+            left.summed, right.summed, left.batch, right.batch, self.accumulate, of.dtype
+        )
+        out = bind(prim, cast(left.value, wide), cast(right.value, wide))
+        return permute(out, _inverse(_order(batch, left, right)))
+
+    def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
+        """A shared batch axis, or one more free axis of the batched operand."""
+        lhs, rhs = args
+        in_lhs, in_rhs = batched
+        both = in_lhs and in_rhs
+        prim = DotGeneral(
+            _shift(self.lhs_contract, in_lhs),
+            _shift(self.rhs_contract, in_rhs),
+            ((0,) if both else ()) + _shift(self.lhs_batch, in_lhs),
+            ((0,) if both else ()) + _shift(self.rhs_batch, in_rhs),
+            self.accumulate,
+            self.dtype,
+        )
+        out = bind(prim, lhs, rhs)
+        if both:
+            return out
+        at = len(self.lhs_batch)
+        if in_rhs:
+            at += len(self.lhs_free(aval_of(lhs).ndim))
+        rank = aval_of(out).ndim
+        return permute(out, (at, *(i for i in range(rank) if i != at)))
+
+    def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
+        """A contraction."""
+        return ContractSpec(
+            self.lhs_batch,
+            self.rhs_batch,
+            self.lhs_contract,
+            self.rhs_contract,
+            scalar_type(self.accumulate),
+        )
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        """All four layouts, batches, several axes, vectors, empty sums, 16-bit floats, integers."""
+        f = dtypes.float32
+        cases: list[tuple[Ints, Ints, Ints, Ints, Ints, Ints]] = [
+            ((3, 5), (5, 4), (1,), (0,), (), ()),
+            ((3, 5), (4, 5), (1,), (1,), (), ()),
+            ((5, 3), (5, 4), (0,), (0,), (), ()),
+            ((5, 3), (4, 5), (0,), (1,), (), ()),
+            ((2, 3, 5), (2, 5, 4), (2,), (1,), (0,), (0,)),
+            ((3, 2, 5), (5, 2, 4), (2,), (0,), (1,), (1,)),
+            ((2, 3, 4, 5), (4, 5, 6), (2, 3), (0, 1), (), ()),
+            ((2, 3, 4, 5), (5, 7, 4), (2, 3), (2, 0), (), ()),
+            ((5,), (5,), (0,), (0,), (), ()),
+            ((2, 3), (4,), (), (), (), ()),
+            ((3, 0), (0, 4), (1,), (0,), (), ()),
+            ((17, 31), (31, 33), (1,), (0,), (), ()),
+        ]
+        made = [
+            Sample(cls(lc, rc, lb, rb, f, f), (aval(a, f), aval(b, f)))
+            for a, b, lc, rc, lb, rb in cases
+        ]
+        for of, to in (
+            (dtypes.float16, dtypes.float16),
+            (dtypes.bfloat16, dtypes.bfloat16),
+            (dtypes.bfloat16, dtypes.float32),
+            (dtypes.int32, dtypes.int32),
+            (dtypes.int8, dtypes.int32),
+        ):
+            sums = to if dtypes.is_int(to) else dtypes.float32
+            pair = aval((3, 5), of), aval((5, 4), of)
+            made.append(Sample(cls((1,), (0,), (), (), sums, to), pair, -9.0, 9.0))
+        return made
+
+
+@final
+@dataclass(frozen=True)
+class _Half:
+    """One operand of a transposed product.
+
+    ``kept`` are its free axes in the order of the product, ``targets`` the axes of the result they
+    become.
+    """
+
+    value: Value
+    batch: Ints
+    summed: Ints
+    kept: Ints
+    targets: Ints
+
+
+def _order(batch: Ints, left: _Half, right: _Half) -> Ints:
+    """For each axis of the product, the axis of the wanted array that it is."""
+    return batch + left.targets + right.targets
+
+
+def _identity(order: Ints) -> bool:
+    return order == tuple(range(len(order)))
+
+
+def _inverse(order: Ints) -> Ints:
+    return tuple(order.index(i) for i in range(len(order)))
+
+
+def _rest(rank: int, taken: Ints) -> Ints:
+    return tuple(i for i in range(rank) if i not in taken)
+
+
+def _distinct(axes: Ints, rank: int) -> bool:
+    return len(set(axes)) == len(axes) and all(0 <= a < rank for a in axes)
+
+
+def _shift(axes: Ints, is_batched: bool) -> Ints:  # noqa: FBT001  one flag of `batched`
+    return tuple(a + is_batched for a in axes)
+
+
+def dot_general(
+    lhs: Value,
+    rhs: Value,
+    contract: tuple[Ints, Ints],
+    batch: tuple[Ints, Ints] = ((), ()),
+    preferred: DType | None = None,
+) -> Value:
+    """The product of ``lhs`` and ``rhs``: batch axes, free axes of lhs, free axes of rhs.
+
+    Args:
+        lhs: first operand.
+        rhs: second operand, of the same dtype.
+        contract: axes of lhs and of rhs that are summed, in pairs.
+        batch: axes of lhs and of rhs that run together, in pairs.
+        preferred: dtype of the result; that of the operands by default. 16-bit floats accumulate
+            in float32, others in the wider of operand and result.
+    """
+    of = aval_of(lhs).dtype
+    out = of if preferred is None else preferred
+    sums = dtypes.promote_types(float_of(of), float_of(out))
+    return bind(DotGeneral(contract[0], contract[1], batch[0], batch[1], sums, out), lhs, rhs)
