@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.types import BinOp, CmpOp
