@@ -18,6 +18,7 @@ import vkjit.numpy as jnp
 from numpy.typing import NDArray
 from vkjit import lax, nn, random
 
+from vkjit.errors import ArgumentError
 from vkjit_models.common.gguf import LlamaHyper
 
 from .config import EMBEDDING, FINAL_NORM, HEAD, linear_shapes
@@ -68,16 +69,24 @@ class Inputs(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Inputs and their labels; every field int32 [B,T].
+    """Inputs and their labels; int32 [B,T] each, but for ``rows``.
 
-    ``labels`` are aligned with ``tokens`` and are shifted in the loss, once: position t predicts
-    label t+1. A negative label is no target.
+    Args:
+        tokens: As in `Inputs`.
+        labels: Aligned with ``tokens`` and shifted in the loss, once: position t predicts label
+            t+1. A negative label is no target.
+        positions: As in `Inputs`.
+        segments: As in `Inputs`.
+        rows: int32 [K], the places in [B*T] that predict a target (`target_rows`), negative ones
+            to fill up. Only these meet the head, whose V logits are the widest array of the model.
+            None: all places do.
     """
 
     tokens: Any
     labels: Any
     positions: Any
     segments: Any
+    rows: Any = None
 
     @property
     def inputs(self) -> Inputs:
@@ -158,6 +167,41 @@ def shifted_targets(labels: Any) -> Any:
     return jnp.concatenate([labels[:, 1:], after_the_end], axis=1)
 
 
+def target_rows(labels: NDArray[np.int32], capacity: int) -> NDArray[np.int32]:
+    """Places in [B*T] that predict a label of ``labels`` [B,T], then -1 up to ``capacity``.
+
+    Raises:
+        ArgumentError: There are more targets than ``capacity``.
+    """
+    predicts = np.zeros(labels.shape, bool)
+    predicts[:, :-1] = labels[:, 1:] >= 0
+    places = np.flatnonzero(predicts)
+    if len(places) > capacity:
+        raise ArgumentError(
+            f"target_rows: {len(places)} targets, expected at most {capacity}; give more room"
+        )
+    rows = np.full(capacity, -1, np.int32)
+    rows[: len(places)] = places
+    return rows
+
+
+def target_losses(
+    spec: LlamaSpec, params: Params, adapters: Adapters, batch: Batch, key: Any = None
+) -> tuple[Any, Any]:
+    """Cross-entropies (0 without a target) and targets (negative for none) of the batch.
+
+    Both are [B,T], or [K] in the order of ``batch.rows``.
+    """
+    targets = shifted_targets(batch.labels)  # [B,T]
+    hidden = hidden_states(spec, params, adapters, batch.inputs, key)  # [B,T,d]
+    if batch.rows is not None:
+        places = jnp.maximum(batch.rows, 0)
+        hidden = jnp.take(jnp.reshape(hidden, (-1, hidden.shape[-1])), places, axis=0)  # [K,d]
+        targets = jnp.take(jnp.reshape(targets, (-1,)), places)
+        targets = jnp.where(batch.rows >= 0, targets, -1)  # [K]
+    return token_losses(head(spec, params, hidden), targets), targets
+
+
 def loss_and_count(
     spec: LlamaSpec, params: Params, adapters: Adapters, batch: Batch, key: Any = None
 ) -> tuple[Any, Any]:
@@ -166,10 +210,8 @@ def loss_and_count(
     Sums add up over micro-batches of any masks: the loss of a step is the sum of the sums over
     the sum of the counts.
     """
-    targets = shifted_targets(batch.labels)  # [B,T]
-    logits = forward(spec, params, adapters, batch.inputs, key)  # [B,T,V]
-    count = jnp.sum((targets >= 0).astype(jnp.float32))
-    return jnp.sum(token_losses(logits, targets)), count
+    losses, targets = target_losses(spec, params, adapters, batch, key)
+    return jnp.sum(losses), jnp.sum((targets >= 0).astype(jnp.float32))
 
 
 def mean_loss(

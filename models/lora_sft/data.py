@@ -16,9 +16,12 @@ from vkjit_models.common.conversation import Conversation, read_jsonl, split_hel
 from vkjit_models.common.packing import Document, PackedWindows, pack_best_fit
 from vkjit_models.common.source_chat import SourceOptions, build_conversations
 from vkjit_models.common.tokenizer import Tokenizer
-from vkjit_models.llama.model import Batch
+from vkjit_models.llama.model import Batch, target_rows
 
 from .config import DataSection
+
+
+_ROW_STEP = 64  # rows that meet the head come in multiples of this, which tiles like
 
 
 @final
@@ -34,11 +37,18 @@ class WindowSet:
         """Number of windows."""
         return len(self.windows.input_ids)
 
+    @property
+    def capacity(self) -> int:
+        """Targets that a window has room for in a `Batch`: one number, so one program, for all."""
+        most = int(self.windows.target_tokens.max())
+        return min(self.windows.labels.shape[1], -(-most // _ROW_STEP) * _ROW_STEP)
+
     def batch(self, rows: Sequence[int]) -> Batch:
         """The windows ``rows`` as device arrays."""
         w, index = self.windows, np.asarray(rows)
-        fields = (w.input_ids, w.labels, w.position_ids, w.segment_ids)
-        return Batch(*(jnp.asarray(np.ascontiguousarray(field[index])) for field in fields))
+        fields = [x[index] for x in (w.input_ids, w.labels, w.position_ids, w.segment_ids)]
+        fields.append(target_rows(fields[1], self.capacity * len(rows)))
+        return Batch(*(jnp.asarray(np.ascontiguousarray(field)) for field in fields))
 
 
 @final

@@ -16,13 +16,10 @@ from numpy.typing import NDArray
 from vkjit_models.common.chat import encode_prompt
 from vkjit_models.llama.model import (
     Adapters,
-    Batch,
     LlamaSpec,
     Params,
-    forward,
     next_logits,
-    shifted_targets,
-    token_losses,
+    target_losses,
 )
 
 from .base import BaseModel
@@ -64,7 +61,7 @@ class Evaluator:
             params: The base weights.
         """
         self._params = params
-        self._losses: Callable[..., Any] = vj.jit(partial(window_losses, spec))
+        self._losses: Callable[..., Any] = vj.jit(partial(target_losses, spec))
         self._next: Callable[..., Any] = vj.jit(partial(next_token, spec))
 
     def held_out(self, adapters: Adapters, data: WindowSet, rows: Sequence[int]) -> HeldOut:
@@ -74,12 +71,13 @@ class Evaluator:
         categories = np.array(data.categories)
         for row in rows:
             batch = data.batch([row])
-            losses = np.asarray(self._losses(self._params, adapters, batch), np.float64)
-            targets = np.asarray(shifted_targets(batch.labels)) >= 0
-            segments = np.asarray(batch.segments)
+            losses, _ = self._losses(self._params, adapters, batch)
+            losses = np.asarray(losses, np.float64)
+            # A target never starts a document, so the segment of its predictor is its own.
+            places = np.asarray(batch.rows)
+            of_place = categories[np.asarray(batch.segments).reshape(-1)[places]]
             for name in sums:
-                # A target never starts a document, so the segment of its predictor is its own.
-                mine = targets & (segments >= 0) & (categories[segments] == name)
+                mine = (places >= 0) & (of_place == name)
                 sums[name] += float(losses[mine].sum())
                 counts[name] += int(mine.sum())
         total = sum(counts.values())
@@ -104,12 +102,6 @@ class Evaluator:
             buffer[length] = token
             length += 1
         return base.tokenizer.decode(buffer[len(prompt) : length], skip_control=True)
-
-
-def window_losses(spec: LlamaSpec, params: Params, adapters: Adapters, batch: Batch) -> Any:
-    """Cross-entropy f32 [B,T] of every position's target, 0 where it has none."""
-    logits = forward(spec, params, adapters, batch.inputs)
-    return token_losses(logits, shifted_targets(batch.labels))
 
 
 def next_token(

@@ -19,6 +19,7 @@ import vkjit as vj
 import vkjit.numpy as jnp
 from safetensors.numpy import load_file
 from vkjit import optim
+from vkjit.errors import ArgumentError
 from vkjit_models.common.adapter_io import load_adapter
 from vkjit_models.llama.config import check_params, from_hugging_face
 from vkjit_models.llama.lora import from_peft, to_peft
@@ -30,6 +31,7 @@ from vkjit_models.llama.model import (
     loss_and_count,
     mean_loss,
     next_logits,
+    target_rows,
 )
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "llama"
@@ -169,12 +171,26 @@ def test_splitting_a_batch_gives_the_same_gradient() -> None:
         return loss_and_count(SPEC, PARAMS, adapters, part)
 
     grad = vj.value_and_grad(summed, has_aux=True)
-    parts = [Batch(*(field[rows] for field in batch)) for rows in (slice(0, 1), slice(1, 3))]
+    parts = [Batch(*(field[rows] for field in batch[:4])) for rows in (slice(0, 1), slice(1, 3))]
     results = [grad(ADAPTERS, part) for part in parts]
     count = sum(float(aux) for (_, aux), _ in results)
     assert count == EXPECTED["n_loss_tokens"]
     total = vj.tree.map(lambda a, b: (a + b) / count, results[0][1], results[1][1])
     assert_gradients(to_peft(total), load_file(DATA / "lora_grads.safetensors"))
+
+
+def test_only_the_rows_with_a_target_need_to_meet_the_head() -> None:
+    batch = batch_of("batch")
+    rows = target_rows(np.asarray(batch.labels), 64)
+    assert (rows >= 0).sum() == EXPECTED["n_loss_tokens"]
+    chosen = batch._replace(rows=jnp.asarray(rows))
+    loss, grads = vj.jit(vj.value_and_grad(partial(mean_loss, SPEC), argnums=1))(
+        PARAMS, ADAPTERS, chosen
+    )
+    np.testing.assert_allclose(loss, EXPECTED["loss"], rtol=0, atol=LOSS)
+    assert_gradients(to_peft(grads), load_file(DATA / "lora_grads.safetensors"))
+    with pytest.raises(ArgumentError, match="42 targets, expected at most 8"):
+        target_rows(np.asarray(batch.labels), 8)
 
 
 def test_the_loss_depends_on_the_scale() -> None:
