@@ -1,0 +1,286 @@
+"""Access by index arrays along one axis: gather and scatter_add, closed under transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from vkjit import dtypes
+from vkjit.errors import DTypeError, IndexingError, ShapeError
+from vkjit.ir.avals import Aval, aval
+from vkjit.ir.primitive import Array, Kind, Linear, Op, Remat, Sample, Tangent, Traits, Value
+from vkjit.lowering.kernel.specs import GatherSpec, KernelSpec, ScatterAddSpec
+from vkjit.ops.arithmetic import mul
+from vkjit.ops.compare import ge, lt
+from vkjit.ops.extrema import clamp
+from vkjit.ops.logical import and_, select
+from vkjit.ops.movement import iota
+from vkjit.ops.reshaping import reshape
+from vkjit.ops.structural import add, broadcast, permute, zeros
+from vkjit.trace import aval_of, bind
+
+Ints = tuple[int, ...]
+
+
+def _check(name: str, x: Aval, indices: Aval, axis: int) -> None:
+    if indices.dtype != dtypes.int32:
+        raise DTypeError(f"{name}: indices {indices} for operand {x}; expected i32; cast them")
+    if not 0 <= axis < x.ndim:
+        raise ShapeError(f"{name}: axis {axis} for operand {x}; expected one below {x.ndim}")
+
+
+def _joined(x: Ints, indices: Ints, axis: int) -> Ints:
+    """The shape of ``x`` with ``axis`` replaced by the axes of the indices."""
+    return x[:axis] + indices + x[axis + 1 :]
+
+
+@final
+@dataclass(frozen=True)
+class Gather(Op):
+    """``out[a, i..., c] = x[a, indices[i...], c]`` along ``axis``.
+
+    Operands are (x, indices), indices i32 of any shape; those out of range clamp to the ends.
+    """
+
+    axis: int
+
+    traits: ClassVar[Traits] = Traits(Kind.INDEXED, Remat.COSTLY, linear_in=(0,))
+
+    def infer(self, *avals: Aval) -> Aval:
+        """Indices are i32; something is there to gather."""
+        x, indices = avals
+        _check(self.name, x, indices, self.axis)
+        if x.shape[self.axis] == 0 and indices.size:
+            raise IndexingError(
+                f"gather: operand {x} is empty along axis {self.axis}, indices {indices}; "
+                "expected at least one element"
+            )
+        return aval(_joined(x.shape, indices.shape, self.axis), x.dtype, x.weak)
+
+    def evaluate(self, *arrays: Array) -> Array:
+        """np.take of clamped indices."""
+        x, indices = arrays
+        if x.shape[self.axis] == 0:
+            return np.zeros(_joined(x.shape, indices.shape, self.axis), x.dtype)
+        return np.asarray(np.take(x, indices, axis=self.axis, mode="clip"))
+
+    def jvp(self, primals: Sequence[Value], tangents: Sequence[Tangent]) -> tuple[Value, Tangent]:
+        """Linear in the array."""
+        x, indices = primals
+        out = bind(self, x, indices)
+        return out, None if tangents[0] is None else bind(self, tangents[0], indices)
+
+    def transpose(
+        self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
+    ) -> tuple[Tangent, ...]:
+        """Adds each cotangent where its element came from."""
+        x, indices = args
+        assert isinstance(x, Linear)
+        last = np.int32(max(x.aval.shape[self.axis] - 1, 0))
+        inside = clamp(np.int32(0), indices, last)
+        return scatter_add(zeros(x.aval), inside, cotangents[0], self.axis), None
+
+    def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
+        """One of both batched needs views only; both become one gather over rows of the batch."""
+        x, indices = args
+        if not batched[1]:
+            return gather(x, indices, self.axis + 1)
+        if not batched[0]:
+            out = gather(x, indices, self.axis)
+            return permute(out, _front(self.axis, aval_of(out).ndim))
+        rows, flat, order = _flattened(x, indices, self.axis)
+        return permute(gather(rows, flat, 0), order)
+
+    def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
+        """A gather."""
+        return GatherSpec(self.axis)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        """Each axis, indices of rank 0 to 2, some out of range; dtypes."""
+        f = aval((3, 5, 4), dtypes.float32)
+        made = [
+            Sample(cls(axis), (f, aval(shape, dtypes.int32)), -2.0, 7.0)
+            for axis in range(3)
+            for shape in ((), (6,), (2, 3), (0,))
+        ]
+        for dtype in (dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint32, dtypes.bool_):
+            pair = aval((5, 3), dtype), aval((7,), dtypes.int32)
+            made.append(Sample(cls(0), pair, 0.0, 7.0))
+        return made
+
+
+def _front(axis: int, rank: int) -> Ints:
+    """The permutation that brings ``axis`` to the front."""
+    return (axis, *(i for i in range(rank) if i != axis))
+
+
+def _flattened(x: Value, indices: Value, axis: int) -> tuple[Value, Value, Ints]:
+    """A batched gather as one over rows: ``x`` as [batch * n, a, c], indices with row offsets.
+
+    Indices are clamped first, so that none reaches into a neighbouring batch element.
+
+    Returns:
+        rows, indices [batch, i...], and the permutation of [batch, i..., a, c] to
+        [batch, a, i..., c].
+    """
+    of, idx = aval_of(x), aval_of(indices)
+    size, n = of.shape[0], of.shape[axis + 1]
+    others = tuple(i for i in range(1, of.ndim) if i != axis + 1)
+    moved = permute(x, (0, axis + 1, *others))
+    rows = reshape(moved, (size * n, *(of.shape[i] for i in others)))
+    inside = clamp(np.int32(0), indices, np.int32(max(n - 1, 0)))
+    flat = add(inside, _row_offsets(size, n, idx.shape))
+    count = idx.ndim - 1
+    before = tuple(range(1 + count, 1 + count + axis))
+    after = tuple(range(1 + count + axis, count + of.ndim - 1))
+    return rows, flat, (0, *before, *range(1, 1 + count), *after)
+
+
+def _row_offsets(size: int, n: int, shape: Ints) -> Value:
+    """``n * b`` for batch element b, repeated to ``shape``."""
+    offsets = mul(iota(dtypes.int32, (size,), 0), np.int32(n))
+    return broadcast(offsets, shape, (0,))
+
+
+@final
+@dataclass(frozen=True)
+class ScatterAdd(Op):
+    """``out = x; out[a, indices[i...], c] += updates[a, i..., c]`` in the order of i.
+
+    Operands are (x, indices, updates), indices i32; out-of-range ones are dropped. Every sum is
+    rounded to the dtype of ``x``.
+    """
+
+    axis: int
+
+    traits: ClassVar[Traits] = Traits(Kind.INDEXED, Remat.COSTLY, linear_in=(0, 2))
+
+    def infer(self, *avals: Aval) -> Aval:
+        """Updates have the shape that a gather would give."""
+        x, indices, updates = avals
+        _check(self.name, x, indices, self.axis)
+        if updates.dtype != x.dtype or x.dtype == dtypes.bool_:
+            raise DTypeError(
+                f"scatter_add: operand {x} and updates {updates}; expected numbers of one dtype; "
+                "cast with .astype(...)"
+            )
+        expected = _joined(x.shape, indices.shape, self.axis)
+        if updates.shape != expected:
+            raise ShapeError(
+                f"scatter_add: operand {x}, indices {indices}, updates {updates} along axis "
+                f"{self.axis}; expected updates of shape {expected}"
+            )
+        return aval(x.shape, x.dtype, x.weak and updates.weak)
+
+    def evaluate(self, *arrays: Array) -> Array:
+        """np.add.at, which adds in order."""
+        x, indices, updates = arrays
+        out = np.array(x)
+        rows = np.moveaxis(out, self.axis, 0)
+        count = indices.ndim
+        last = np.moveaxis(updates, range(self.axis, self.axis + count), range(count)).reshape(
+            indices.size, *rows.shape[1:]
+        )
+        flat = indices.reshape(-1)
+        with np.errstate(all="ignore"):
+            for index, update in zip(flat, last, strict=True):
+                if 0 <= index < len(rows):
+                    rows[index] += update
+        return out
+
+    def jvp(self, primals: Sequence[Value], tangents: Sequence[Tangent]) -> tuple[Value, Tangent]:
+        """Linear in the array and the updates together."""
+        x, indices, updates = primals
+        out = bind(self, x, indices, updates)
+        dx, _, du = tangents
+        if du is None:
+            return out, dx
+        dx = zeros(aval_of(x)) if dx is None else dx
+        return out, bind(self, dx, indices, du)
+
+    def transpose(
+        self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
+    ) -> tuple[Tangent, ...]:
+        """The cotangent itself, and what a gather reads; 0 where an update was dropped."""
+        (ct,) = cotangents
+        x, indices, updates = args
+        to_x = ct if isinstance(x, Linear) else None
+        if not isinstance(updates, Linear):
+            return to_x, None, None
+        of, n = updates.aval, aval_of(ct).shape[self.axis]
+        if n == 0:
+            return to_x, None, zeros(of)
+        kept = and_(ge(indices, np.int32(0)), lt(indices, np.int32(n)))
+        count = aval_of(indices).ndim
+        mask = broadcast(kept, of.shape, tuple(range(self.axis, self.axis + count)))
+        return to_x, None, select(mask, gather(ct, indices, self.axis), of.dtype.type(0))
+
+    def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
+        """The batch axis moves along, or becomes row offsets when indices are batched."""
+        x, indices, updates = args
+        size = next(aval_of(a).shape[0] for a, b in zip(args, batched, strict=True) if b)
+        x = x if batched[0] else _repeated(x, size)
+        updates = updates if batched[2] else _repeated(updates, size)
+        if not batched[1]:
+            return scatter_add(x, indices, updates, self.axis + 1)
+        return self._over_rows(x, indices, updates)
+
+    def _over_rows(self, x: Value, indices: Value, updates: Value) -> Value:
+        """One scatter into [batch * n, a, c]; dropped indices leave the whole range."""
+        of, idx = aval_of(x), aval_of(indices)
+        size, n = of.shape[0], of.shape[self.axis + 1]
+        rows, _, order = _flattened(x, indices, self.axis)
+        kept = and_(ge(indices, np.int32(0)), lt(indices, np.int32(n)))
+        flat = select(kept, add(indices, _row_offsets(size, n, idx.shape)), np.int32(-1))
+        made = scatter_add(rows, flat, permute(updates, _inverse(order)), 0)
+        others = tuple(i for i in range(1, of.ndim) if i != self.axis + 1)
+        front = (0, self.axis + 1, *others)
+        split = reshape(made, tuple(of.shape[i] for i in front))
+        return permute(split, _inverse(front))
+
+    def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
+        """A scatter in order."""
+        return ScatterAddSpec(self.axis)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        """Each axis, indices of rank 0 to 2, repeated and out of range; dtypes."""
+        f = dtypes.float32
+        shape = (3, 5, 4)
+        made = [
+            Sample(
+                cls(axis),
+                (aval(shape, f), aval(i, dtypes.int32), aval(_joined(shape, i, axis), f)),
+                -2.0,
+                7.0,
+            )
+            for axis in range(3)
+            for i in ((), (6,), (2, 3), (0,))
+        ]
+        for dtype in (dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint32):
+            operands = aval((5, 3), dtype), aval((7,), dtypes.int32), aval((7, 3), dtype)
+            made.append(Sample(cls(0), operands, 0.0, 7.0))
+        return made
+
+
+def _repeated(x: Value, size: int) -> Value:
+    of = aval_of(x)
+    return broadcast(x, (size, *of.shape), tuple(range(1, of.ndim + 1)))
+
+
+def _inverse(order: Ints) -> Ints:
+    return tuple(order.index(i) for i in range(len(order)))
+
+
+def gather(x: Value, indices: Value, axis: int) -> Value:
+    """Elements of ``x`` along ``axis`` at i32 ``indices``, which clamp to the range."""
+    return bind(Gather(axis), x, indices)
+
+
+def scatter_add(x: Value, indices: Value, updates: Value, axis: int) -> Value:
+    """``x`` with ``updates`` added at i32 ``indices`` along ``axis``; others are dropped."""
+    return bind(ScatterAdd(axis), x, indices, updates)
