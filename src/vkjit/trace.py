@@ -144,11 +144,13 @@ def aval_of(value: Value) -> Aval:
     )
 
 
-Eager = Callable[[Primitive, Sequence[Value]], Sequence[Value]]
+Eager = Callable[[Primitive, Sequence[Value], Sequence[Aval]], Sequence[Value]]
+"""Runs a primitive on values now; the avals are those of its results."""
 
 
-def _evaluate(prim: Primitive, values: Sequence[Value]) -> Sequence[Value]:
+def _evaluate(prim: Primitive, values: Sequence[Value], outs: Sequence[Aval]) -> Sequence[Value]:
     """Outside any trace, before a device layer is there: plain NumPy."""
+    del outs
     return prim.evaluate_outs(*[np.asarray(v, aval_of(v).dtype) for v in values])
 
 
@@ -186,8 +188,8 @@ def _run(prim: Primitive, values: Sequence[Value]) -> Sequence[Value]:
         if isinstance(value, Tracer):
             raise TracerError(_leak_message(value))
     try:
-        prim.infer_outs([aval_of(v) for v in values])
-        return Hooks.eager(prim, values)
+        outs = prim.infer_outs([aval_of(v) for v in values])
+        return Hooks.eager(prim, values, outs)
     except UserError as error:
         raise _at(error, user_source()) from None
 

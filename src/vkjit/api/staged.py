@@ -1,0 +1,181 @@
+"""A function on its way to a device: program, groups, kernels, plan, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from vkjit.api.flat import flatten_call
+from vkjit.dtypes import DType, canonical
+from vkjit.ir.avals import Aval, aval
+from vkjit.ir.primitive import Value
+from vkjit.ir.program import Program
+from vkjit.ir.text import text
+from vkjit.lowering.artifact import Copy, Plan, PlannedBuffer, Role, Step
+from vkjit.lowering.compile import Compiled, compile_program
+from vkjit.lowering.kernel.text import text as kernel_text
+from vkjit.lowering.target import Target
+from vkjit.passes.pipeline import simplify
+from vkjit.trace import Traced
+
+
+@final
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes of one call, known before it runs.
+
+    ``peak`` is the sum of the others: nothing else is allocated. ``live_temporaries`` is the
+    largest sum of temporaries alive at once; ``temporaries`` is what their arena takes.
+    """
+
+    inputs: int
+    outputs: int
+    donated: int
+    constants: int
+    temporaries: int
+    live_temporaries: int
+    peak: int
+
+    def __str__(self) -> str:
+        rows = [(k, getattr(self, k)) for k in self.__dataclass_fields__]
+        return "\n".join(f"{k.replace('_', ' '):<17} {v:>14,} bytes" for k, v in rows)
+
+
+@final
+class Lowered:
+    """What ``jit`` would run; everything here can be printed without a device."""
+
+    __slots__ = ("compiled", "constants", "donated", "program", "target")
+
+    def __init__(
+        self,
+        program: Program,
+        constants: Sequence[Value],
+        compiled: Compiled,
+        target: Target,
+        donated: tuple[int, ...],
+    ) -> None:
+        self.program = program
+        self.constants = tuple(constants)
+        self.compiled = compiled
+        self.target = target
+        self.donated = donated
+
+    @property
+    def plan(self) -> Plan:
+        """Buffers, steps and barriers."""
+        return self.compiled.plan
+
+    def as_text(self, stage: str = "program") -> str:
+        """The text of a stage: ``program``, ``groups``, ``kernels`` or ``plan``."""
+        if stage == "program":
+            return text(self.program, lines=True)
+        if stage == "groups":
+            return "\n".join(map(str, self.compiled.groups))
+        if stage == "kernels":
+            steps = [s for s in self.plan.steps if not isinstance(s, Copy)]
+            distinct = dict.fromkeys(kernel_text(s.kernel) for s in steps)
+            return "\n\n".join(distinct)
+        return plan_text(self.plan)
+
+    def memory(self) -> MemoryReport:
+        """Bytes of one call."""
+
+        def total(role: Role) -> int:
+            return sum(b.size for b in self.plan.buffers if b.role is role and b.donated is None)
+
+        taken = sum(b.size for b in self.plan.buffers if b.donated is not None)
+        return MemoryReport(
+            inputs=total(Role.INPUT),
+            outputs=total(Role.OUTPUT),
+            donated=taken,
+            constants=total(Role.CONSTANT),
+            temporaries=self.plan.arena_bytes,
+            live_temporaries=self.compiled.arena.live_peak,
+            peak=self.plan.peak_bytes,
+        )
+
+
+def lower(traced: Traced, target: Target, donated: tuple[int, ...] = ()) -> Lowered:
+    """Simplifies and lowers a traced function; captured values become constants."""
+    program = simplify(traced.program)
+    compiled = compile_program(program, target, len(traced.captured), donated)
+    return Lowered(program, traced.captured, compiled, target, donated)
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan as text: buffers, then steps with the barriers before them."""
+    lines = [f"plan {plan.name} peak={plan.peak_bytes} arena={plan.arena_bytes}"]
+    lines += [f"  buffer {i}: {_buffer(b)}" for i, b in enumerate(plan.buffers)]
+    for i, step in enumerate(plan.steps):
+        if i in plan.barriers:
+            lines.append("  barrier")
+        lines.append(f"  {i}: {_step(step)}")
+    return "\n".join(lines)
+
+
+def _buffer(b: PlannedBuffer) -> str:
+    taken = f" takes input {b.donated}" if b.donated is not None else ""
+    return f"{b.role.value} {b.position} {b.size} bytes{taken}"
+
+
+def _step(step: Step) -> str:
+    if isinstance(step, Copy):
+        return f"copy {step.source} -> {step.target}"
+    args = ", ".join(f"{r.buffer}[{r.offset}:{r.offset + r.size}]" for r in step.arguments)
+    return f"{step.kernel.name} {step.kernel.grid} ({args})  # {'; '.join(step.kernel.origin)}"
+
+
+def make_ir(fn: Callable[..., Any]) -> Callable[..., Program]:
+    """A function that returns the Program of ``fn`` for its arguments; print it to read it.
+
+    Values that ``fn`` closes over are the first parameters.
+    """
+
+    def wrapped(*args: Any, **kwargs: Any) -> Program:
+        flat, leaves = flatten_call(fn, args, kwargs)
+        return flat.trace(leaves).program
+
+    return wrapped
+
+
+@final
+@dataclass(frozen=True)
+class ShapeDtypeStruct:
+    """A shape and dtype in the place of an array."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    weak_type: bool = False
+
+    def __init__(self, shape: Sequence[int], dtype: object, *, weak_type: bool = False) -> None:
+        object.__setattr__(self, "shape", tuple(shape))
+        object.__setattr__(self, "dtype", canonical(dtype))
+        object.__setattr__(self, "weak_type", weak_type)
+
+    @property
+    def aval(self) -> Aval:
+        """The abstract value."""
+        return aval(self.shape, self.dtype, self.weak_type)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.aval.size
+
+
+def eval_shape(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Shapes and dtypes of ``fn``'s result, without computing anything.
+
+    Arguments may be arrays or anything with a shape and dtype, such as ``ShapeDtypeStruct``.
+    """
+    flat, leaves = flatten_call(fn, args, kwargs)
+    traced = flat.trace(leaves)
+    outs = [ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak) for a in traced.program.out_avals]
+    return flat.result(outs)

@@ -1,0 +1,42 @@
+"""How much work one task gets, and the loop over a task's share."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.nodes import Value
+from vkjit.lowering.kernel.types import BinOp
+from vkjit.lowering.target import Target
+
+_TASK_COST = 1 << 16
+"""Additions in a task that pay for handing it to another thread (about 10 microseconds)."""
+_TASKS_PER_THREAD = 4
+
+
+def task_count(items: int, cost: int, target: Target) -> int:
+    """Tasks for ``items`` equal pieces that cost ``cost`` additions together."""
+    wanted = min(items, max(1, cost // _TASK_COST))
+    return min(wanted, target.threads * _TASKS_PER_THREAD) if target.threads > 1 else 1
+
+
+@contextmanager
+def share(b: Builder, items: int, tasks: int) -> Generator[Value]:
+    """Runs the block for each item of this task; gives the item's number."""
+    if tasks == 1:
+        low, high = b.index(0), b.index(items)
+    else:
+        chunk = -(-items // tasks)
+        low = b.scaled(b.workgroup_id(), chunk)
+        high = b.binary(BinOp.MIN_S, b.offset(low, chunk), b.index(items))
+    if items == 1:
+        yield b.index(0)
+        return
+    with b.loop(low, high, hint="item") as loop:
+        yield loop.index
+
+
+def blocks(size: int, lanes: int) -> tuple[int, int]:
+    """Whole vectors of ``lanes`` along ``size``, and elements left over."""
+    return size // lanes, size % lanes
