@@ -19,6 +19,7 @@ from vkjit.runtime import get_device
 from vkjit.runtime.cpu import pool
 from vkjit.runtime.cpu.device import CpuDevice
 from vkjit.runtime.cpu.memory import MemoryPool, class_bytes
+from vkjit.runtime.cpu.native import can_run_threads
 from vkjit.runtime.device import Device
 
 COUNT = 64
@@ -332,7 +333,7 @@ def test_a_closed_device_loads_nothing() -> None:
 
 
 def test_thread_count_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not pool.can_run_threads():
+    if not can_run_threads():
         pytest.skip("the pool needs Linux futexes")
     monkeypatch.setenv("VKJIT_NUM_THREADS", "3")
     assert pool.thread_count() == 3

@@ -9,10 +9,10 @@ import textwrap
 
 import pytest
 
-from vkjit.runtime.cpu import pool
+from vkjit.runtime.cpu.native import can_run_threads
 
 pytestmark = pytest.mark.skipif(
-    not pool.can_run_threads(), reason="the pool needs Linux futexes; elsewhere all is serial"
+    not can_run_threads(), reason="the pool needs Linux futexes; elsewhere all is serial"
 )
 
 # A job whose task adds 1 to each element of its range, and one that starts such jobs itself.

@@ -18,6 +18,7 @@ from vkjit.lowering.artifact import Plan, Role
 from vkjit.lowering.llvm.module import EXPORTS, LIBRARY_SYMBOLS, emit
 from vkjit.runtime.cache import cache_key, open_cache
 from vkjit.runtime.cpu import host as hosts
+from vkjit.runtime.cpu import native
 from vkjit.runtime.cpu import pool as pools
 from vkjit.runtime.cpu.buffer import SMALL, CpuBuffer
 from vkjit.runtime.cpu.memory import MemoryPool, class_bytes, pool_limit
@@ -62,7 +63,7 @@ def _engine() -> tuple[hosts.Host, Jit]:
 @functools.cache
 def _thread_pool() -> pools.ThreadPool:
     """The thread pool, one for the process: its workers outlive a closed device."""
-    library = _build(pools.pool_text(), pools.EXPORTS, pools.SYMBOLS, {})
+    library = _build(native.native_text(), native.EXPORTS, native.SYMBOLS, {})
     return pools.ThreadPool(library, pools.thread_count())
 
 
@@ -143,7 +144,7 @@ class CpuDevice(Device):
         """Processor, LLVM, threads, vectors and cache."""
         cache = open_cache("cpu")
         threads = f"{self._pool.threads} threads"
-        if not pools.can_run_threads():
+        if not native.can_run_threads():
             threads += " (serial: no futex on this system)"
         return "\n".join(
             (
