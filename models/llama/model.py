@@ -132,7 +132,7 @@ def hidden_states(
 def head(spec: LlamaSpec, params: Params, hidden: Any) -> Any:
     """Logits of hidden states: [...,d] to [...,V]; the embedding matrix itself where tied."""
     name = EMBEDDING if spec.hyper.tied else HEAD
-    return _project(hidden, params[f"{name}.weight"])
+    return project(hidden, params[f"{name}.weight"])
 
 
 def next_logits(
@@ -233,13 +233,12 @@ class _Linears:
         self._places = {name: i for i, name in enumerate(linear_shapes(spec.hyper))}
 
     def __call__(self, name: str, x: Any) -> Any:
-        """``W x + scale * B (A x)``: [B,T,in] to [B,T,out], without forming B A."""
-        y = _project(x, self._params[f"{name}.weight"])  # [B,T,out]
+        """The layer ``name``: [B,T,in] to [B,T,out]."""
+        y = project(x, self._params[f"{name}.weight"])  # [B,T,out]
         pair = self._adapters.get(name)
         if pair is None:
             return y
-        down = _project(self._dropped(name, x), pair.a)  # [B,T,r]
-        return y + _project(self._spec.lora_scale * down, pair.b)  # [B,T,out]
+        return y + low_rank(self._dropped(name, x), pair, self._spec.lora_scale)  # [B,T,out]
 
     def _dropped(self, name: str, x: Any) -> Any:
         if self._key is None:
@@ -249,7 +248,12 @@ class _Linears:
         return jnp.where(kept, x / keep, 0.0)
 
 
-def _project(x: Any, weight: Any) -> Any:
+def low_rank(x: Any, pair: LoraPair, scale: float) -> Any:
+    """``scale * B (A x)``: [...,in] to [...,out]. B A, as large as the layer, is never formed."""
+    return project(scale * project(x, pair.a), pair.b)
+
+
+def project(x: Any, weight: Any) -> Any:
     """``x Wᵀ`` with W (out, in) read as it lies: [...,in] to [...,out]."""
     return lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
 

@@ -1,0 +1,114 @@
+"""The project's functions under the names that ``../shared/cases`` asks for; adapters only.
+
+python ../shared/cases/run_cases.py --module vkjit --hooks tests/models/case_hooks.py
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import vkjit as vj
+import vkjit.numpy as jnp
+from vkjit import nn, optim
+from vkjit_models.common.packing import Document, pack_sequential
+from vkjit_models.llama.lora import LoraSpec
+from vkjit_models.llama.model import LoraPair, low_rank, project, shifted_targets, token_losses
+from vkjit_models.lora_sft.step import Totals, TrainState, update
+
+
+def causal_lm_loss(logits: Any, labels: Any) -> tuple[float, int]:
+    targets = shifted_targets(jnp.asarray(np.int32(labels)))
+    losses = token_losses(jnp.asarray(logits), targets)
+    return float(losses.sum()), int((targets >= 0).sum())
+
+
+def causal_lm_mean_and_grad(logits: Any, labels: Any) -> tuple[float, np.ndarray]:
+    targets = shifted_targets(jnp.asarray(np.int32(labels)))
+
+    def mean(logits: Any) -> Any:
+        total = token_losses(logits, targets).sum()
+        return total / jnp.maximum((targets >= 0).sum().astype(jnp.float32), 1.0)
+
+    loss, grad = vj.value_and_grad(mean)(jnp.asarray(logits))
+    return float(loss), np.asarray(grad)
+
+
+def combine_microbatches(parts: Any) -> tuple[float, np.ndarray]:
+    """By one step of plain descent with rate 1 from 0, whose move is minus the gradient."""
+    gradient = sum(jnp.asarray(np.float32(g)) for _, _, g in parts)
+    sums = (np.float32(sum(p[i] for p in parts)) for i in (0, 1))
+    totals = Totals(gradient, *(jnp.asarray(x) for x in sums))
+    optimizer, zero = optim.sgd(1.0), jnp.zeros_like(gradient)
+    state = TrainState(zero, optimizer.init(zero), jnp.zeros((), jnp.int32))
+    state, metrics = update(optimizer, optim.schedules.constant(1.0), 0.0, state, totals)
+    return float(metrics.loss), -np.asarray(state.adapters)
+
+
+def pack(lengths: Any, total: int) -> dict[str, np.ndarray]:
+    ones = [np.ones(length, np.int32) for length in lengths]
+    packed = pack_sequential([Document(one, one) for one in ones], total, 0)
+    segments = packed.segment_ids[0]
+    same = (segments[:, None] == segments[None]) & (segments[:, None] >= 0)
+    return {
+        "attention": same & np.tri(total, dtype=bool),
+        "positions": packed.position_ids[0],
+        "targets": packed.labels[0] >= 0,
+    }
+
+
+def attention(vj: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+    del vj
+    one_head = (x[:, None] for x in (q, k, v))
+    return nn.dot_product_attention(*one_head, mask=mask[None, None])[:, 0]
+
+
+def causal_mask(queries: int, keys: int) -> np.ndarray:
+    return np.tri(queries, keys, keys - queries, dtype=bool)
+
+
+def rms_norm(vj: Any, x: Any, weight: Any, eps: float) -> Any:
+    del vj
+    return nn.rms_norm(x, weight, eps=eps)
+
+
+def lora_scale(alpha: float, r: int, rslora: bool) -> float:  # noqa: FBT001  the cases' signature
+    return LoraSpec(r, alpha, rslora=rslora).scale
+
+
+def exported_alpha(alpha: float, r: int, rslora: bool) -> float:  # noqa: FBT001  as above
+    return LoraSpec(r, alpha, rslora=rslora).scale * r
+
+
+def lora_forward(vj: Any, x: Any, w: Any, a: Any, b: Any, scale: float) -> Any:  # noqa: PLR0913  ditto
+    del vj
+    return project(x, w) + low_rank(x, LoraPair(a, b), scale)
+
+
+def lora_merge(w: Any, a: Any, b: Any, scale: float) -> np.ndarray:
+    """The definition in NumPy: what `lora_forward` is compared with."""
+    return np.asarray(w, np.float64) + scale * np.asarray(b, np.float64) @ np.asarray(a)
+
+
+def adamw_init(param: Any) -> Any:
+    return optim.adamw(1.0).init(jnp.asarray(param))
+
+
+def adamw_step(  # noqa: PLR0913  the cases' signature
+    param: Any, grad: Any, state: Any, lr: float, b1: float, b2: float, eps: float, wd: float
+) -> tuple[Any, Any]:
+    param, grad = jnp.asarray(param), jnp.asarray(grad)
+    updates, state = optim.adamw(lr, b1, b2, eps, wd).update(grad, state, param)
+    return optim.apply_updates(param, updates), state
+
+
+def guarded_adamw_step(  # noqa: PLR0913  the cases' signature
+    param: Any, grad: Any, state: Any, lr: float, b1: float, b2: float, eps: float, wd: float
+) -> tuple[Any, Any, bool]:
+    optimizer = optim.adamw(lr, b1, b2, eps, wd)
+    step = partial(update, optimizer, optim.schedules.constant(lr), 0.0)
+    before = TrainState(jnp.asarray(param), state, jnp.zeros((), jnp.int32))
+    one = jnp.asarray(np.float32(1.0))
+    after, metrics = step(before, Totals(jnp.asarray(grad), one, one))
+    return after.adapters, after.optimizer, bool(metrics.skipped)
