@@ -487,4 +487,6 @@ def _constant(node: Const) -> Array:
         made = np.array(low, f"u{elem.bytes}").view(DTYPES[elem])
     else:
         made = np.atleast_1d(np.asarray(node.value, dtype=np.float64)).astype(DTYPES[elem])
-    return made[np.newaxis, :] if isinstance(node.type, VecType) else made
+    if isinstance(node.type, VecType):
+        return np.broadcast_to(made, (1, node.type.lanes))
+    return made
