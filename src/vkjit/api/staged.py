@@ -124,7 +124,7 @@ def _step(step: Step) -> str:
     if isinstance(step, Copy):
         return f"copy {step.source} -> {step.target}"
     args = ", ".join(f"{r.buffer}[{r.offset}:{r.offset + r.size}]" for r in step.arguments)
-    return f"{step.kernel.name} {step.kernel.grid} ({args})  # {'; '.join(step.kernel.origin)}"
+    return f"{step.kernel.name} {step.kernel.grid} ({args})  # {'; '.join(step.origin)}"
 
 
 def make_ir(fn: Callable[..., Any]) -> Callable[..., Program]:

@@ -57,10 +57,15 @@ class Range:
 @final
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Runs a kernel; ``arguments`` stand in the order of ``kernel.buffers``."""
+    """Runs a kernel; ``arguments`` stand in the order of ``kernel.buffers``.
+
+    ``origin`` names the operations and source lines that this launch computes: equal kernels are
+    shared by launches of different origin.
+    """
 
     kernel: Kernel
     arguments: tuple[Range, ...]
+    origin: tuple[str, ...] = ()
 
 
 @final

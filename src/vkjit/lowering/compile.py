@@ -7,12 +7,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import assert_never, final
 
-from vkjit.lowering.kernel.check import verify
-
 from vkjit.ir.program import Program
 from vkjit.lowering.artifact import Launch, Plan, PlannedBuffer, Range, Role
 from vkjit.lowering.cpu import lower as cpu
+from vkjit.lowering.kernel.check import verify
+from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.legalize import legalize
+from vkjit.lowering.plan.canonical import canonical
 from vkjit.lowering.plan.groups import ArrayInfo, Group
 from vkjit.lowering.plan.hazards import barriers, check_order
 from vkjit.lowering.plan.memory import Arena, arena, lifetimes
@@ -50,19 +51,65 @@ def compile_program(
         InternalError: a kernel or the plan is malformed.
     """
     parts = partition(program)
-    context = TemplateContext(target, list(parts.arrays))
-    lowered: list[Lowered] = []
+    lowering = _Lowering(target, parts.arrays)
     for group in parts.groups:
-        for item in _lower(group, context):
-            verify(item.kernel)
-            kernel = legalize(item.kernel, target)
-            verify(kernel)
-            lowered.append(Lowered(kernel, item.arrays))
-    layout = _Layout(context.arrays, parts.inputs, parts.results, constants)
-    layout.donate(lowered, donated)
-    plan, space = layout.plan(program.name, lowered)
+        lowering.add(group)
+    layout = _Layout(lowering.arrays, parts.inputs, parts.results, constants)
+    layout.donate(lowering.steps, donated)
+    plan, space = layout.plan(program.name, lowering.steps)
     check_order(plan)
     return Compiled(plan, parts.groups, space)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A legalized kernel, the arrays behind its buffers, and what it computes."""
+
+    kernel: Kernel
+    arrays: tuple[int, ...]
+    origin: tuple[str, ...]
+
+
+@final
+class _Lowering:
+    """Kernels of the groups so far; equal groups share theirs."""
+
+    def __init__(self, target: Target, arrays: Sequence[ArrayInfo]) -> None:
+        self.target = target
+        self.arrays = list(arrays)
+        self.steps: list[_Step] = []
+        self.known: dict[object, tuple[list[Lowered], list[ArrayInfo]]] = {}
+
+    def add(self, group: Group) -> None:
+        """Appends the steps of one group."""
+        key_group, outside = canonical(group)
+        infos = tuple([self.arrays[a] for a in outside])
+        key = (key_group, infos)
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self.lowered(key_group, infos)
+        kernels, temporaries = found
+        inside = list(outside)
+        for info in temporaries:
+            self.arrays.append(info)
+            inside.append(len(self.arrays) - 1)
+        for item in kernels:
+            arrays = tuple([inside[a] for a in item.arrays])
+            self.steps.append(_Step(item.kernel, arrays, group.origin))
+
+    def lowered(
+        self, group: Group, infos: Sequence[ArrayInfo]
+    ) -> tuple[list[Lowered], list[ArrayInfo]]:
+        """Checked and legalized kernels of a canonical group, and the temporaries they add."""
+        context = TemplateContext(self.target, list(infos))
+        kernels: list[Lowered] = []
+        for item in _lower(group, context):
+            verify(item.kernel)
+            kernel = legalize(item.kernel, self.target)
+            verify(kernel)
+            kernels.append(Lowered(kernel, item.arrays))
+        return kernels, context.arrays[len(infos) :]
 
 
 def _lower(group: Group, context: TemplateContext) -> list[Lowered]:
@@ -89,11 +136,11 @@ class _Layout:
         self.taken: dict[int, int] = {}
 
     def size(self, array: int) -> int:
-        """Bytes of an array; at least one element, so that every range has an address."""
+        """Bytes of an array."""
         info = self.arrays[array]
-        return max(1, info.length) * memory_type(info.elem).bytes
+        return info.length * memory_type(info.elem).bytes
 
-    def donate(self, lowered: Sequence[Lowered], donated: Collection[int]) -> None:
+    def donate(self, lowered: Sequence[_Step], donated: Collection[int]) -> None:
         """Lets results take over donated inputs of their size whose last reader comes first.
 
         A kernel may read the input and write the result only if it touches each element once, which
@@ -110,7 +157,7 @@ class _Layout:
                     self.taken[result] = candidate - self.constants
                     break
 
-    def plan(self, name: str, lowered: Sequence[Lowered]) -> tuple[Plan, Arena]:
+    def plan(self, name: str, lowered: Sequence[_Step]) -> tuple[Plan, Arena]:
         """The finished plan and its arena."""
         named = {*range(self.inputs), *self.results}
         temporary = {a: self.size(a) for a in range(len(self.arrays)) if a not in named}
@@ -139,7 +186,7 @@ class _Layout:
         return Plan(name, tuple(buffers), steps, barriers(steps), peak, space.size), space
 
 
-def _spans(lowered: Sequence[Lowered]) -> tuple[dict[int, int], dict[int, int]]:
+def _spans(lowered: Sequence[_Step]) -> tuple[dict[int, int], dict[int, int]]:
     """Last step that uses each array, and the first that does."""
     last: dict[int, int] = {}
     first: dict[int, int] = {}

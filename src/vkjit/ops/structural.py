@@ -127,14 +127,12 @@ class Pointwise(Op):
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class _Scalar:
-    """A pointwise scalar rule with its operand dtypes; printable as the operation's name."""
+    """A pointwise scalar rule with its operand dtypes; equal rules make equal kernels."""
 
-    __slots__ = ("operands", "prim")
-
-    def __init__(self, prim: Pointwise, operands: tuple[DType, ...]) -> None:
-        self.prim = prim
-        self.operands = operands
+    prim: Pointwise
+    operands: tuple[DType, ...]
 
     def __call__(self, b: Builder, *args: nodes.Value) -> nodes.Value:
         return self.prim.scalar(b, self.operands, *args)
@@ -335,14 +333,21 @@ class Permute(Op):
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class SumRule:
     """Addition in the accumulation type: float32 for 16-bit floats, else the operand's own."""
 
-    __slots__ = ("accumulator", "operand")
+    dtype: DType
 
-    def __init__(self, operand: DType) -> None:
-        self.operand = scalar_type(operand)
-        self.accumulator = scalar_type(float_of(operand))
+    @property
+    def operand(self) -> ScalarType:
+        """Kernel type of the elements."""
+        return scalar_type(self.dtype)
+
+    @property
+    def accumulator(self) -> ScalarType:
+        """Kernel type of the sum."""
+        return scalar_type(float_of(self.dtype))
 
     def initial(self, b: Builder, lanes: int) -> tuple[nodes.Value, ...]:
         """Zero."""

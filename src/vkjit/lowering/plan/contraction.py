@@ -1,8 +1,8 @@
 """Contractions: which axes are batch, rows, columns and sum, without moving any data.
 
-Every operand is read through its strides. Free axes of an operand that do not form one run in memory
-cannot be one axis of a matrix: the largest run becomes the matrix axis and the others become batch
-axes along which the other operand repeats.
+Every operand is read through its strides. Free axes of an operand that do not form one run in
+memory cannot be one axis of a matrix: the largest run becomes the matrix axis and the others become
+batch axes along which the other operand repeats.
 """
 
 from __future__ import annotations

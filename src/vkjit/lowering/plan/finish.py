@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import assert_never
 
 from vkjit.lowering.kernel.types import ScalarType
@@ -38,7 +39,7 @@ NewArray = Callable[[ScalarType, int], int]
 
 
 def finished(work: Cluster | Group, new_array: NewArray) -> list[Group]:
-    """The groups of a cluster: none when it stores nothing, two when an epilogue must stand apart."""
+    """The groups of a cluster: none when it stores nothing, two when its epilogue stands apart."""
     if not isinstance(work, Cluster):
         return [work]
     rows = math.prod(a.size for a in work.rows())
@@ -114,7 +115,7 @@ def merged_view(view: View, shape: tuple[int, ...]) -> View | None:
         while math.prod(n for n, _ in run) < size:
             run.append(fine.pop(0))
         run = [(n, s) for n, s in run if n > 1]
-        for (_, outer), (n, inner) in zip(run, run[1:], strict=False):
+        for (_, outer), (n, inner) in pairwise(run):
             if outer != inner * n:
                 return None
         strides.append(run[-1][1] if run else 0)

@@ -1,4 +1,4 @@
-"""Order from the plan: barriers where steps touch the same bytes, and the check that none is missing.
+"""Order from the plan: barriers where steps touch the same bytes, and the check that all stand.
 
 Two steps conflict when their ranges share a byte and at least one writes it: read after write,
 write after read, write after write.
@@ -98,7 +98,7 @@ def check_order(plan: Plan) -> None:
         hazard = window.conflict(touched)
         if hazard:
             name = step.kernel.name if isinstance(step, Launch) else "copy"
-            origin = "; ".join(step.kernel.origin) if isinstance(step, Launch) else ""
+            origin = "; ".join(step.origin) if isinstance(step, Launch) else ""
             raise InternalError(
                 f"plan {plan.name}: {hazard} at step {position} ({name} {origin}) is not ordered "
                 "by a barrier"

@@ -24,6 +24,7 @@ from vkjit.lowering.kernel.specs import (
     ContractSpec,
     GatherSpec,
     IotaSpec,
+    KernelSpec,
     PlaceSpec,
     PointwiseSpec,
     ReduceSpec,
@@ -45,7 +46,7 @@ from vkjit.lowering.kernel.types import (
     Number,
     ScalarType,
 )
-from vkjit.lowering.kernel.views import View, dense
+from vkjit.lowering.kernel.views import View, dense, dense_strides
 from vkjit.lowering.plan.cluster import (
     Axis,
     Cluster,
@@ -242,12 +243,17 @@ class _Partitioner:
         spec = prim.kernel_spec([a.aval for a in eqn.args], out.aval)
         operands = [self.bound(a) for a in eqn.args]
         made = Bound(element(out), out.aval.shape)
+        self.bind(spec, operands, made)
+        self.env[out] = made
+
+    def bind(self, spec: KernelSpec, operands: Sequence[Bound], made: Bound) -> None:  # noqa: C901  one case per spec
+        """Fills in where the result ``made`` of one equation is."""
         match spec:
-            case PointwiseSpec(scalar):
-                made.lazy = self.pointwise(eqn, operands, scalar)
+            case PointwiseSpec():
+                made.lazy = self.pointwise(operands, spec, made)
             case IotaSpec(axis):
-                strides = tuple(int(i == axis) for i in range(out.aval.ndim))
-                made.placed = Placed(IOTA, View(out.aval.shape, strides), -math.inf)
+                strides = tuple(int(i == axis) for i in range(len(made.shape)))
+                made.placed = Placed(IOTA, View(made.shape, strides), -math.inf)
             case ViewSpec():
                 self.view(operands[0], spec, made)
             case PlaceSpec():
@@ -266,7 +272,6 @@ class _Partitioner:
                 made.placed = self.write(operands, spec, made)
             case _:
                 assert_never(spec)
-        self.env[out] = made
 
     def latest(self, operands: Sequence[Bound]) -> Cluster | None:
         """The cluster that an equation may join: the last one that makes any of its operands."""
@@ -303,15 +308,13 @@ class _Partitioner:
         cluster = self.new_cluster(shape)
         return cluster, self.identity(cluster)
 
-    def pointwise(self, eqn: Eqn, operands: Sequence[Bound], scalar: object) -> Lazy:
+    def pointwise(self, operands: Sequence[Bound], spec: PointwiseSpec, made: Bound) -> Lazy:
         """A scalar function, in the cluster of its latest operand or a new one."""
-        shape = eqn.outs[0].aval.shape
-        layouts = [self.over(b, shape) for b in operands]
+        layouts = [self.over(b, made.shape) for b in operands]
         self.settle(operands)
-        cluster, layout = self.joined(operands, layouts, shape)
+        cluster, layout = self.joined(operands, layouts, made.shape)
         args = tuple([self.operand(b, cluster, layout) for b in operands])
-        step = cluster.add(Scalar(scalar, args, element(eqn.outs[0])))  # type: ignore[arg-type]
-        return Lazy(cluster, step, layout)
+        return Lazy(cluster, cluster.add(Scalar(spec.scalar, args, made.type)), layout)
 
     def over(self, bound: Bound, shape: tuple[int, ...]) -> Layout | None:
         """A lazy operand's layout over the axes of a result of ``shape``; rank 0 repeats."""
@@ -417,11 +420,15 @@ class _Partitioner:
             tuple(place.view.shape[a] for a in axes), tuple(place.view.strides[a] for a in axes)
         )
         if summed.reshaped((summed.size,)) is None:
+            # Stored again with the contracted axes innermost and in the order of the sum.
+            order = [a for a in range(len(bound.shape)) if a not in axes] + list(axes)
+            sizes = dense_strides([bound.shape[a] for a in order])
+            strides = tuple(sizes[order.index(a)] for a in range(len(order)))
             array = self.new_array(bound.type, math.prod(bound.shape))
-            copy = Bound(bound.type, bound.shape, placed=place)
-            ready = self.store(copy, array, dense(bound.shape))
-            bound.placed = Placed(array, dense(bound.shape), ready)
-            return bound.placed.view
+            view = View(bound.shape, strides)
+            ready = self.store(Bound(bound.type, bound.shape, placed=place), array, view)
+            bound.placed = Placed(array, view, ready)
+            return view
         return None
 
     def gather(self, operands: Sequence[Bound], spec: GatherSpec, made: Bound) -> Lazy:
