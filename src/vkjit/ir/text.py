@@ -12,6 +12,7 @@ short names. ``vkjit.ir.parse`` reads the text back.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import cast, final
 
 import numpy as np
@@ -60,7 +61,9 @@ def prim_text(eqn: Eqn) -> str:
 
 
 def parameter_text(value: object) -> str:
-    """A static parameter as a Python literal; dtypes by short name."""
+    """A static parameter as a Python literal; dtypes by short name, enum members by value."""
+    if isinstance(value, Enum):
+        return repr(value.value)
     if isinstance(value, np.dtype):
         return SHORT[cast("DType", value)]
     if isinstance(value, tuple):

@@ -75,6 +75,8 @@ class _Extremum(_Reduce):
         (x,), (dx,) = primals, tangents
         out = bind(self, x)
         of = aval_of(x)
+        if of.size == 0:
+            return out, None
         kept = tuple(i for i in range(of.ndim) if i not in self.axes)
         chosen = eq(x, broadcast(out, of.shape, kept))
         count = reduce_sum(cast(chosen, of.dtype), self.axes)
@@ -84,7 +86,8 @@ class _Extremum(_Reduce):
 def _samples(kind: Any, of: Sequence[DType], low: float, high: float) -> list[Sample]:
     f = aval((3, 4, 5), of[0])
     made = [Sample(kind(axes), (f,), low, high) for axes in ((2,), (0,), (1,), (0, 2), (0, 1, 2))]
-    made.append(Sample(kind((1,)), (aval((3, 0), of[0]),), low, high))
+    # The identity of max is infinite: differences of it are NaN.
+    made.append(Sample(kind((1,)), (aval((3, 0), of[0]),), low, high, smooth=False))
     for dtype in of[1:]:
         lower = max(low, 0.0) if str(dtype).startswith(("u", "b")) else low
         made.append(Sample(kind((1,)), (aval((3, 17), dtype),), lower, high))

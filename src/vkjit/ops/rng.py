@@ -44,6 +44,10 @@ class Threefry(Pointwise):
 
     traits: ClassVar[Traits] = Traits(Kind.POINTWISE, Remat.COSTLY, differentiable=False)
 
+    def __post_init__(self) -> None:
+        # The text form writes an enum member as its value.
+        object.__setattr__(self, "word", Word(self.word))
+
     def accepts(self, dtype: DType) -> bool:
         """Only uint32."""
         return dtype == dtypes.uint32
