@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from typing import final
 
@@ -62,18 +63,19 @@ def pool_limit(memory: int) -> int:
 class MemoryPool:
     """Blocks of host memory, aligned to 64 bytes.
 
-    ``live`` counts the classes of blocks handed out. The lock is reentrant because the garbage
-    collector may return a block at any point, also while one is being taken.
+    ``take`` and ``give`` are on the path of every call and take no lock: popping from and
+    appending to a list is atomic, and so is, in CPython with its global lock, a statement that
+    changes one counter. The garbage collector may give a block back at any point.
     """
 
     def __init__(self, limit: int, pooled_limit: int) -> None:
         self._limit = limit
         self._pooled_limit = pooled_limit
-        self._free: dict[int, list[int]] = {}
-        self._lock = threading.RLock()
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        self._lock = threading.RLock()  # of the calls to the system's allocator
+        self._reserved = 0  # bytes of all blocks, handed out or waiting
         self._live = 0
         self._peak = 0
-        self._pooled = 0
 
     def take(self, size: int) -> int:
         """The address of a block of ``size`` bytes, which is a :func:`class_bytes`.
@@ -81,64 +83,63 @@ class MemoryPool:
         Raises:
             OutOfMemoryError: the limit is reached, or the system has no memory left.
         """
-        with self._lock:
-            blocks = self._free.get(size)
-            if blocks:
-                self._pooled -= size
-                address = blocks.pop()
-            else:
-                address = self._fresh(size)
-            self._live += size
-            if self._live > self._peak:
-                self._peak = self._live
-            return address
+        try:
+            address = self._free[size].pop()
+        except IndexError:
+            address = self._fresh(size)
+        self._live += size
+        if self._live > self._peak:
+            self._peak = self._live
+        return address
 
     def give(self, address: int, size: int) -> None:
         """Takes a block back."""
-        with self._lock:
-            self._live -= size
-            if self._pooled + size > self._pooled_limit:
+        self._live -= size
+        if self._reserved - self._live > self._pooled_limit:
+            with self._lock:
+                self._reserved -= size
                 _free(address)
-                return
-            self._pooled += size
-            blocks = self._free.get(size)
-            if blocks is None:
-                self._free[size] = [address]
-            else:
-                blocks.append(address)
+        else:
+            self._free[size].append(address)
 
     def trim(self) -> None:
         """Gives all waiting blocks back to the system."""
         with self._lock:
-            for size, blocks in self._free.items():
+            for size, blocks in list(self._free.items()):
                 while blocks:
                     _free(blocks.pop())
-                    self._pooled -= size
+                    self._reserved -= size
 
     def stats(self) -> MemoryStats:
-        """The accounts."""
-        with self._lock:
-            return MemoryStats(self._live, self._peak, self._pooled, self._limit)
+        """The accounts; live bytes are those of whole blocks."""
+        live = self._live
+        return MemoryStats(live, self._peak, self._reserved - live, self._limit)
 
     def reset_peak(self) -> None:
         """Lets the peak start again from what is in use."""
-        with self._lock:
-            self._peak = self._live
+        self._peak = self._live
 
     def _fresh(self, size: int) -> int:
-        if self._live + self._pooled + size > self._limit:
-            self.trim()
-            if self._live + size > self._limit:
-                raise self._exhausted(size)
+        with self._lock:
+            if self._reserved + size > self._limit:
+                self.trim()
+                if self._reserved + size > self._limit:
+                    raise self._exhausted(size)
+            address = self._ask(size)
+            if address is None:
+                self.trim()
+                address = self._ask(size)
+                if address is None:
+                    raise self._exhausted(size)
+            self._reserved += size
+            return address
+
+    def _ask(self, size: int) -> int | None:
+        """A new block from the system, None where it has none."""
         align = _HUGE_PAGE if size >= _HUGE_FROM else ALIGN
         padded = -(-size // align) * align
         address = _aligned_alloc(align, padded)
-        if address is None:
-            self.trim()
-            address = _aligned_alloc(align, padded)
-            if address is None:
-                raise self._exhausted(size)
-        if size >= _HUGE_FROM and _madvise is not None:
+        if address is not None and size >= _HUGE_FROM and _madvise is not None:
             _madvise(address, padded, _MADV_HUGEPAGE)  # advice: failure changes nothing
         return address
 
