@@ -1,0 +1,112 @@
+"""Products on the CPU: register tiles over packed or strided operands, with a fused epilogue.
+
+A task computes a block of tiles of one batch item: it packs what it must, and for each column of
+tiles, for each tile, sums into registers, leaves the sums in a small scratch tile and runs the
+body of the group over it in vectors along n. A sum too long for the cache runs in blocks; its
+partial sums then wait in scratch memory, and the body runs at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkjit.lowering.cpu import gemm_schedule as schedules
+from vkjit.lowering.cpu.gemm_pack import Packed, operand, pack_kernel
+from vkjit.lowering.cpu.gemm_task import Task
+from vkjit.lowering.kernel.views import View, collapse
+from vkjit.lowering.plan.groups import ContractGroup, GatherStep, LoadStep
+from vkjit.lowering.plan.schedule import ContractSchedule
+from vkjit.lowering.templates.context import Lowered, TemplateContext
+from vkjit.lowering.templates.space import views_of
+
+
+def contract(
+    group: ContractGroup, schedule: ContractSchedule | None, context: TemplateContext
+) -> list[Lowered]:
+    """Kernels that compute a product and the body on it; packing kernels come first.
+
+    A ``schedule`` is for the group as ``normalised`` gives it.
+
+    Raises:
+        InternalError: the schedule does not fit the group or the target.
+    """
+    group = normalised(group)
+    schedule = schedule or schedules.default_schedule(group, context.target)
+    schedules.validate(group, schedule, context.target)
+    kernels: list[Lowered] = []
+    packed: dict[str, Packed] = {}
+    for name in _packed_apart(group, schedule):
+        side = operand(group, schedule, name)
+        lowered, packed[name] = pack_kernel(group, side, context)
+        kernels.append(lowered)
+    return [*kernels, Task(group, schedule, context, packed).lowered()]
+
+
+def normalised(group: ContractGroup) -> ContractGroup:
+    """The same group with its stores along n where possible, over few batch axes."""
+    return _compact(_swapped(group) if _runs_along_m(group) else group)
+
+
+def _runs_along_m(group: ContractGroup) -> bool:
+    """Whether the first store is contiguous along m and not along n."""
+    strides = group.stores[0].view.strides
+    along_n = group.n > 1 and strides[-1] == 1
+    return group.m > 1 and not along_n and strides[-2] == 1
+
+
+def _swapped(group: ContractGroup) -> ContractGroup:
+    """The group with m and n exchanged: transposing, lhs becomes rhs."""
+
+    def turned(view: View) -> View:
+        axes = list(range(len(view.shape)))
+        axes[-2:] = axes[-1], axes[-2]
+        return view.permuted(axes)
+
+    return replace(
+        group,
+        m=group.n,
+        n=group.m,
+        lhs=replace(group.rhs, view=turned(group.rhs.view)),
+        rhs=replace(group.lhs, view=turned(group.lhs.view)),
+        body=tuple(
+            replace(s, view=turned(s.view)) if isinstance(s, (LoadStep, GatherStep)) else s
+            for s in group.body
+        ),
+        stores=tuple(replace(s, view=turned(s.view)) for s in group.stores),
+    )
+
+
+def _compact(group: ContractGroup) -> ContractGroup:
+    """The group with batch axes of size 1 dropped and neighbours merged."""
+    views = [group.lhs.view, group.rhs.view, *views_of(group.body, group.stores)]
+    rank = len(group.batch)
+    batch, leads = collapse(group.batch, [v.strides[:rank] for v in views])
+    merged = iter(
+        [
+            View((*batch, *v.shape[rank:]), (*lead, *v.strides[rank:]), v.offset)
+            for v, lead in zip(views, leads, strict=True)
+        ]
+    )
+    return replace(
+        group,
+        batch=batch,
+        lhs=replace(group.lhs, view=next(merged)),
+        rhs=replace(group.rhs, view=next(merged)),
+        body=tuple(
+            replace(s, view=next(merged)) if isinstance(s, (LoadStep, GatherStep)) else s
+            for s in group.body
+        ),
+        stores=tuple(replace(s, view=next(merged)) for s in group.stores),
+    )
+
+
+def _packed_apart(group: ContractGroup, schedule: ContractSchedule) -> list[str]:
+    """The operands that a kernel of their own packs, because several tasks read them."""
+    if schedule.block_k or group.k == 0:
+        return []
+    sides: list[str] = []
+    if schedule.pack_lhs and 0 < schedule.block_n < group.n:
+        sides.append("lhs")
+    if schedule.pack_rhs and 0 < schedule.block_m < group.m:
+        sides.append("rhs")
+    return sides
