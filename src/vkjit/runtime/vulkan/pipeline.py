@@ -1,0 +1,242 @@
+"""Compute pipelines: one per module and subgroup size, compiled in parallel, cached on disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array as words_array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, final
+
+from vkjit.errors import DeviceError, InternalError
+from vkjit.lowering.kernel.nodes import Kernel
+from vkjit.lowering.kernel.types import Space
+from vkjit.lowering.spirv.emit import emit
+from vkjit.lowering.spirv.validate import validate
+from vkjit.lowering.target import Addressing
+from vkjit.runtime.cache import cache_key, open_cache
+from vkjit.runtime.vulkan.features import Capabilities
+from vkjit.runtime.vulkan.ffi import (
+    NULL,
+    Handle,
+    array,
+    check,
+    constants,
+    ffi,
+    result_name,
+    struct,
+)
+from vkjit.runtime.vulkan.logical import LogicalDevice
+
+COMPUTE: int = constants.VK_SHADER_STAGE_COMPUTE_BIT
+# VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT, of Vulkan 1.3.
+_FULL_SUBGROUPS = 2
+_ALWAYS_VALIDATED = 8192  # words: up to here validation costs a few milliseconds
+_SLOW_SECONDS = 0.02  # compiling that took longer makes the cache file worth writing
+
+Key = tuple[bytes, int]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A compiled kernel. ``sets`` is the layout of its descriptor set, or NULL."""
+
+    handle: Handle
+    layout: Handle
+    sets: Handle
+
+
+@final
+class Pipelines:
+    """All pipelines of a device, by their words."""
+
+    def __init__(self, device: LogicalDevice, capabilities: Capabilities) -> None:
+        self._device = device
+        self._capabilities = capabilities
+        self._made: dict[Key, Pipeline] = {}
+        self._layouts: dict[int, tuple[Handle, Handle]] = {}
+        target = capabilities.target
+        self._addressed = target.addressing is Addressing.DEVICE_ADDRESS
+        self._disk = open_cache("vulkan")
+        self._disk_key = cache_key((target.name, capabilities.driver, capabilities.uuid))
+        self._worth_saving = False
+        self._cache = self._open_cache()
+
+    def get(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
+        """The pipelines of ``kernels``, in order; new ones are compiled at the same time.
+
+        Raises:
+            InternalError: a kernel exceeds a limit of the device, or its module is not valid.
+            DeviceError: the driver refused a module; the message names the kernel.
+        """
+        keys: list[Key] = []
+        missing: dict[Key, tuple[Kernel, words_array[int]]] = {}
+        for kernel in kernels:
+            check_limits(kernel, self._capabilities)
+            words = emit(kernel, self._capabilities.target)
+            key = (words.tobytes(), kernel.subgroup or 0)
+            keys.append(key)
+            if key not in self._made and key not in missing:
+                if self._device.instance.validation or len(words) <= _ALWAYS_VALIDATED:
+                    validate(words)
+                missing[key] = (kernel, words)
+        if missing:
+            self._compile(missing)
+        return [self._made[key] for key in keys]
+
+    def _compile(self, missing: dict[Key, tuple[Kernel, words_array[int]]]) -> None:
+        layouts = [self._layout(len(kernel.buffers)) for kernel, _ in missing.values()]
+        started = time.perf_counter()
+        jobs = list(zip(missing.values(), layouts, strict=True))
+        if len(jobs) == 1:
+            made = [self._create(jobs[0])]
+        else:
+            # The call gives up Python's lock, so threads do run at once.
+            with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
+                made = list(pool.map(self._create, jobs))
+        self._made.update(zip(missing, made, strict=True))
+        if time.perf_counter() - started > _SLOW_SECONDS:
+            self._worth_saving = True
+
+    def _create(
+        self, job: tuple[tuple[Kernel, words_array[int]], tuple[Handle, Handle]]
+    ) -> Pipeline:
+        (kernel, words), (layout, sets) = job
+        device = self._device
+        code = ffi.from_buffer("uint32_t[]", words)
+        info = struct("VkShaderModuleCreateInfo", codeSize=len(words) * 4, pCode=code)
+        module = device.create("ShaderModule", info)
+        try:
+            info = struct(
+                "VkComputePipelineCreateInfo", stage=self._stage(kernel, module), layout=layout
+            )
+            handle = ffi.new("VkPipeline *")
+            create = device.functions.vkCreateComputePipelines
+            result = create(device.handle, self._cache, 1, info, NULL, handle)
+        finally:
+            device.destroy("ShaderModule", module)
+        if result != 0:
+            raise DeviceError(
+                f"vulkan: the driver refused kernel {kernel.name} with {result_name(result)}"
+            )
+        device.count("Pipeline", 1)
+        return Pipeline(handle[0], layout, sets)
+
+    def _stage(self, kernel: Kernel, module: Handle) -> dict[str, Any]:
+        following, flags = NULL, 0
+        if kernel.subgroup and "subgroupSizeControl" in self._capabilities.enabled:
+            sizes = self._capabilities.target.subgroup_sizes
+            if len(sizes) > 1:
+                following = struct(
+                    "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo",
+                    requiredSubgroupSize=kernel.subgroup,
+                )
+            if kernel.workgroup[0] % kernel.subgroup == 0:
+                flags = _FULL_SUBGROUPS if "computeFullSubgroups" in self._enabled else 0
+        return {
+            "sType": constants.VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+            "pNext": following,
+            "flags": flags,
+            "stage": COMPUTE,
+            "module": module,
+            "pName": ffi.new("char[]", b"main"),
+        }
+
+    @property
+    def _enabled(self) -> frozenset[str]:
+        return self._capabilities.enabled
+
+    def _layout(self, buffers: int) -> tuple[Handle, Handle]:
+        """Pipeline layout and set layout: one pushed address, or a binding per buffer."""
+        count = 0 if self._addressed else buffers
+        found = self._layouts.get(count)
+        if found is None:
+            found = self._layouts[count] = self._make_layout(count)
+        return found
+
+    def _make_layout(self, count: int) -> tuple[Handle, Handle]:
+        device = self._device
+        if self._addressed:
+            pushed = struct("VkPushConstantRange", stageFlags=COMPUTE, size=8)
+            info = struct(
+                "VkPipelineLayoutCreateInfo", pushConstantRangeCount=1, pPushConstantRanges=pushed
+            )
+            return device.create("PipelineLayout", info), NULL
+        kind = constants.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
+        bindings = [
+            {"binding": i, "descriptorType": kind, "descriptorCount": 1, "stageFlags": COMPUTE}
+            for i in range(count)
+        ]
+        info = struct(
+            "VkDescriptorSetLayoutCreateInfo",
+            bindingCount=count,
+            pBindings=array("VkDescriptorSetLayoutBinding", bindings),
+        )
+        sets = device.create("DescriptorSetLayout", info)
+        info = struct(
+            "VkPipelineLayoutCreateInfo",
+            setLayoutCount=1,
+            pSetLayouts=array("VkDescriptorSetLayout", [sets]),
+        )
+        return device.create("PipelineLayout", info), sets
+
+    # -- the driver's cache -----------------------------------------------------------------------
+
+    def _open_cache(self) -> Handle:
+        """A pipeline cache with what the last process left; the driver checks that it fits."""
+        saved = (self._disk.get(self._disk_key) if self._disk else None) or b""
+        data = ffi.from_buffer("char[]", saved) if saved else NULL
+        info = struct("VkPipelineCacheCreateInfo", initialDataSize=len(saved), pInitialData=data)
+        return self._device.create("PipelineCache", info)
+
+    def save(self) -> None:
+        """Writes the driver's cache to disk if compiling took a while since the last time."""
+        if self._disk is None or not self._worth_saving:
+            return
+        self._worth_saving = False
+        size = ffi.new("size_t *")
+        get = self._device.functions.vkGetPipelineCacheData
+        check(get(self._device.handle, self._cache, size, NULL), "vkGetPipelineCacheData")
+        data = ffi.new("char[]", size[0])
+        check(get(self._device.handle, self._cache, size, data), "vkGetPipelineCacheData")
+        self._disk.put(self._disk_key, bytes(ffi.buffer(data, size[0])))
+
+    def close(self) -> None:
+        """Saves the cache and destroys everything; nothing may be running."""
+        self.save()
+        for pipeline in self._made.values():
+            self._device.destroy("Pipeline", pipeline.handle)
+        for layout, sets in self._layouts.values():
+            self._device.destroy("PipelineLayout", layout)
+            if sets != NULL:
+                self._device.destroy("DescriptorSetLayout", sets)
+        self._made.clear()
+        self._layouts.clear()
+        self._device.destroy("PipelineCache", self._cache)
+
+
+def check_limits(kernel: Kernel, capabilities: Capabilities) -> None:
+    """Refuses a kernel that the device cannot run.
+
+    Raises:
+        InternalError: the schedule ignored a limit of the target.
+    """
+    target = capabilities.target
+    x, y, z = kernel.workgroup
+    shared = sum(s.length * s.elem.bytes for s in kernel.scratch if s.space is Space.SHARED)
+    faults: list[str] = []
+    if any(n > limit for n, limit in zip(kernel.grid, target.max_grid, strict=True)):
+        faults.append(f"grid {kernel.grid} over {target.max_grid}")
+    if any(n > limit for n, limit in zip(kernel.workgroup, target.max_workgroup, strict=True)):
+        faults.append(f"workgroup {kernel.workgroup} over {target.max_workgroup}")
+    if x * y * z > target.max_invocations:
+        faults.append(f"{x * y * z} invocations over {target.max_invocations}")
+    if shared > target.shared_bytes:
+        faults.append(f"{shared} bytes of shared memory over {target.shared_bytes}")
+    if kernel.subgroup and kernel.subgroup not in target.subgroup_sizes:
+        faults.append(f"subgroup {kernel.subgroup} not in {target.subgroup_sizes}")
+    if faults:
+        raise InternalError(f"vulkan: kernel {kernel.name}: {', '.join(faults)}")

@@ -1,0 +1,201 @@
+"""The queue: command buffers, submission in order, one timeline that says what is finished.
+
+Every submission gets the next number of a timeline semaphore. Command buffers of this package begin
+with a barrier against everything before, so submissions follow each other like calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any, final
+
+from vkjit.errors import DeviceError
+from vkjit.runtime.vulkan.ffi import Handle, array, check, constants, ffi, result_name, struct
+from vkjit.runtime.vulkan.logical import LogicalDevice
+
+_FOREVER = (1 << 64) - 1
+_SPIN_SECONDS = 50e-6  # waking up from a wait costs a GPU's user about as much
+_REMEMBERED = 64  # labels of submissions, for the message of a lost device
+_TRANSFER: int = constants.VK_PIPELINE_STAGE_TRANSFER_BIT
+_COMPUTE: int = constants.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT
+_HOST: int = constants.VK_PIPELINE_STAGE_HOST_BIT
+_WRITES: int = constants.VK_ACCESS_SHADER_WRITE_BIT | constants.VK_ACCESS_TRANSFER_WRITE_BIT
+_ACCESSES: int = (
+    _WRITES | constants.VK_ACCESS_SHADER_READ_BIT | constants.VK_ACCESS_TRANSFER_READ_BIT
+)
+
+
+@final
+class Commands:
+    """A command buffer that can be recorded again, with its submission prepared."""
+
+    def __init__(self, device: LogicalDevice, pool: Handle, semaphore: Handle) -> None:
+        self.handle = device.allocate_commands(pool)
+        self._device = device
+        self._value = ffi.new("uint64_t *")
+        timeline = struct(
+            "VkTimelineSemaphoreSubmitInfo",
+            signalSemaphoreValueCount=1,
+            pSignalSemaphoreValues=self._value,
+        )
+        self.submission = struct(
+            "VkSubmitInfo",
+            pNext=timeline,
+            commandBufferCount=1,
+            pCommandBuffers=array("VkCommandBuffer", [self.handle]),
+            signalSemaphoreCount=1,
+            pSignalSemaphores=array("VkSemaphore", [semaphore]),
+        )
+        self._begin = struct("VkCommandBufferBeginInfo")
+        self._work = _memory_barrier(_WRITES, _ACCESSES)
+        self._host = _memory_barrier(_WRITES, constants.VK_ACCESS_HOST_READ_BIT)
+
+    def signals(self, value: int) -> None:
+        """Sets the timeline value of the next submission."""
+        self._value[0] = value
+
+    def begin(self) -> None:
+        """Starts recording, after everything submitted earlier."""
+        vk = self._device.functions
+        check(vk.vkBeginCommandBuffer(self.handle, self._begin), "vkBeginCommandBuffer")
+        self.barrier()
+
+    def barrier(self) -> None:
+        """All work so far finishes, and its writes are visible, before what follows."""
+        self._barrier(_COMPUTE | _TRANSFER, self._work)
+
+    def end(self) -> None:
+        """Ends recording; the host may read the results once the submission is finished."""
+        self._barrier(_HOST, self._host)
+        check(self._device.functions.vkEndCommandBuffer(self.handle), "vkEndCommandBuffer")
+
+    def copy(self, source: Place, target: Place, size: int) -> None:
+        """Copies bytes between two buffers."""
+        region = struct("VkBufferCopy", srcOffset=source[1], dstOffset=target[1], size=size)
+        vk = self._device.functions
+        vk.vkCmdCopyBuffer(self.handle, source[0], target[0], 1, region)
+
+    def _barrier(self, later: int, memory: Any) -> None:
+        none = ffi.NULL
+        self._device.functions.vkCmdPipelineBarrier(
+            self.handle, _COMPUTE | _TRANSFER, later, 0, 1, memory, 0, none, 0, none
+        )
+
+
+Place = tuple[Handle, int]
+"""A ``VkBuffer`` and an offset in bytes."""
+
+
+def _memory_barrier(before: int, after: int) -> Any:
+    return struct("VkMemoryBarrier", srcAccessMask=before, dstAccessMask=after)
+
+
+@final
+class Queue:
+    """Submits in order. ``submitted`` is the number of the last submission.
+
+    ``spin`` polls for a moment before it sleeps: right where the GPU, not the CPU, is at work.
+    """
+
+    def __init__(self, device: LogicalDevice, *, spin: bool) -> None:
+        self.submitted = 0
+        self._device = device
+        self._spin = _SPIN_SECONDS if spin else 0.0
+        self._handle = device.queue()
+        self._lock = threading.Lock()
+        self._labels: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
+        self._finished = 0
+        self._counter = ffi.new("uint64_t *")
+        kind = struct(
+            "VkSemaphoreTypeCreateInfo", semaphoreType=constants.VK_SEMAPHORE_TYPE_TIMELINE
+        )
+        self._semaphore = device.create("Semaphore", struct("VkSemaphoreCreateInfo", pNext=kind))
+        reset = constants.VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT
+        info = struct("VkCommandPoolCreateInfo", flags=reset, queueFamilyIndex=device.family)
+        self._pool = device.create("CommandPool", info)
+        self._idle: deque[tuple[int, Commands]] = deque()
+
+    def commands(self) -> Commands:
+        """A command buffer to keep."""
+        return Commands(self._device, self._pool, self._semaphore)
+
+    def borrow(self) -> Commands:
+        """A command buffer for one submission; :meth:`give` it back with the number of that."""
+        if self._idle and self._idle[0][0] <= self.finished():
+            return self._idle.popleft()[1]
+        return self.commands()
+
+    def give(self, commands: Commands, value: int) -> None:
+        """Takes back a command buffer that submission ``value`` runs."""
+        self._idle.append((value, commands))
+
+    def submit(self, commands: Commands, label: str) -> int:
+        """Hands recorded commands to the device and returns their number.
+
+        Raises:
+            DeviceError: the device is lost, or validation objects.
+        """
+        with self._lock:
+            value = self.submitted + 1
+            commands.signals(value)
+            vk = self._device.functions
+            result = vk.vkQueueSubmit(self._handle, 1, commands.submission, ffi.NULL)
+            if result != 0:
+                raise self._failure("vkQueueSubmit", result)
+            self.submitted = value
+            self._labels.append((value, label))
+        self._raise_messages(label)
+        return value
+
+    def finished(self) -> int:
+        """The number of the last finished submission."""
+        vk = self._device.functions
+        result = vk.vkGetSemaphoreCounterValue(self._device.handle, self._semaphore, self._counter)
+        if result != 0:
+            raise self._failure("vkGetSemaphoreCounterValue", result)
+        self._finished = self._counter[0]
+        return self._finished
+
+    def wait(self, value: int) -> None:
+        """Returns once submission ``value`` is finished.
+
+        Raises:
+            DeviceError: the device is lost; the message names what was running.
+        """
+        if value <= self._finished or value <= self.finished():
+            return
+        if self._spin:
+            deadline = time.perf_counter() + self._spin
+            while time.perf_counter() < deadline:
+                if value <= self.finished():
+                    return
+        info = struct(
+            "VkSemaphoreWaitInfo",
+            semaphoreCount=1,
+            pSemaphores=array("VkSemaphore", [self._semaphore]),
+            pValues=ffi.new("uint64_t[]", [value]),
+        )
+        result = self._device.functions.vkWaitSemaphores(self._device.handle, info, _FOREVER)
+        if result != 0:
+            raise self._failure("vkWaitSemaphores", result)
+        self._finished = max(self._finished, value)
+        self._raise_messages("a wait")
+
+    def _failure(self, what: str, result: int) -> DeviceError:
+        running = [label for value, label in self._labels if value > self._finished]
+        return DeviceError(
+            f"vulkan: {what} failed with {result_name(result)} while these were submitted: "
+            f"{'; '.join(running) or 'nothing'}"
+        )
+
+    def _raise_messages(self, what: str) -> None:
+        if self._device.instance.validation:
+            self._device.instance.raise_messages(what)
+
+    def close(self) -> None:
+        """Destroys pool and semaphore; nothing may be running."""
+        self._idle.clear()
+        self._device.destroy("CommandPool", self._pool)
+        self._device.destroy("Semaphore", self._semaphore)
