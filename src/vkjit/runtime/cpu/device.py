@@ -6,7 +6,7 @@ import ctypes
 import functools
 import struct
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, final
 
@@ -68,14 +68,14 @@ def _thread_pool() -> pools.ThreadPool:
 
 
 def _build(
-    text: str, exports: Sequence[str], symbols: Sequence[str], given: dict[str, int]
+    text: str, exports: Sequence[str], symbols: tuple[str, ...], given: Mapping[str, int]
 ) -> Library:
     """Linked code of ``text``, compiled unless the cache on disk has it."""
     from vkjit.runtime.cpu import orc  # noqa: PLC0415  loads LLVM
 
     host, jit = _engine()
     cache = open_cache("cpu")
-    key = cache_key((text, host.key(), orc.PIPELINE))
+    key = cache_key((text, host.key, orc.PIPELINE))
     code = cache.get(key) if cache else None
     if code is None:
         code = jit.compile(text)
@@ -124,7 +124,7 @@ class CpuDevice(Device):
         text = emit(plan, self.target)
         library = self._libraries.get(text)
         if library is None:
-            library = _build(text, EXPORTS, LIBRARY_SYMBOLS, dict(self._pool.symbols()))
+            library = _build(text, EXPORTS, LIBRARY_SYMBOLS, self._pool.symbols())
             self._libraries[text] = library
         return CpuLoaded(self, plan, library, [_own(constant) for constant in constants])
 
@@ -164,6 +164,8 @@ class CpuDevice(Device):
 
 
 _ADDRESS = attrgetter("address")
+_RUN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_PROFILE = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
 
 
 @final
@@ -210,12 +212,8 @@ class CpuLoaded(Loaded):
         given = [i for role in Role for i in indices(plan, role)]
         self._order = _reordering([given.index(i) for i in range(len(given))])
         self._pack: Callable[..., bytes] = struct.Struct(f"{len(given)}Q").pack
-        self._run: Callable[[bytes], None] = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(
-            library.address("run")
-        )
-        self._profile: Callable[[bytes, int], None] = ctypes.CFUNCTYPE(
-            None, ctypes.c_char_p, ctypes.c_void_p
-        )(library.address("profile"))
+        self._run: Callable[[bytes], None] = _RUN(library.address("run"))
+        self._profile: Callable[[bytes, int], None] = _PROFILE(library.address("profile"))
 
     def run(
         self, inputs: Sequence[DeviceBuffer], donated: Collection[int] = ()

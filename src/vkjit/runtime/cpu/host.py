@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Host:
     """Names as LLVM knows them: the processor, and every feature it has or lacks.
 
@@ -47,6 +48,7 @@ class Host:
             return 64
         return 32 if self.has("avx2") else 16
 
+    @functools.cached_property
     def key(self) -> str:
         """Equal on hosts that run the same code."""
         text = f"{platform.machine()} {self.cpu} {self.feature_text} {self.llvm}"
@@ -73,7 +75,7 @@ def target(host: Host, threads: int) -> Target:
     if half:
         arithmetic.add(F16)
     return Target(
-        name=f"cpu-{host.cpu}-{host.key()}",
+        name=f"cpu-{host.cpu}-{host.key}",
         kind=TargetKind.CPU,
         index_type=I64,
         storage=frozenset(SCALARS.values()) - {I1},

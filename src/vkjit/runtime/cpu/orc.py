@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import functools
 import importlib
 import itertools
 import threading
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, final
 
 from vkjit.errors import InternalError
@@ -111,16 +113,25 @@ class Jit:
         return module
 
 
-def library_symbols(names: Iterable[str]) -> dict[str, int]:
-    """Addresses of functions of the C library and its math part."""
-    libraries = [ctypes.CDLL(None), ctypes.CDLL(ctypes.util.find_library("m"))]
+@functools.cache
+def library_symbols(names: tuple[str, ...]) -> Mapping[str, int]:
+    """Addresses of those ``names`` that the C library or its mathematical part has."""
     found: dict[str, int] = {}
     for name in names:
-        for library in libraries:
+        for library in _libraries():
             function = getattr(library, name, None)
             if function is not None:
                 address = ctypes.cast(function, ctypes.c_void_p).value
                 assert address is not None
                 found[name] = address
                 break
-    return found
+    return MappingProxyType(found)
+
+
+@functools.cache
+def _libraries() -> tuple[ctypes.CDLL, ...]:
+    """The process, and the mathematical library where it is one of its own."""
+    process = ctypes.CDLL(None)
+    if hasattr(process, "erf"):
+        return (process,)
+    return process, ctypes.CDLL(ctypes.util.find_library("m"))  # slow: starts a program
