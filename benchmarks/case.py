@@ -65,7 +65,7 @@ class Namespace:
     lax: Any
     nn: Any
     value_and_grad: Callable[..., Callable[..., Any]]
-    jit: Callable[..., Callable[..., Any]]
+    jit: Callable[..., Any]
 
 
 def numpy_namespace() -> Namespace:
