@@ -10,6 +10,7 @@ from typing import assert_never, final
 from vkjit.ir.program import Program
 from vkjit.lowering.artifact import Launch, Plan, PlannedBuffer, Range, Role
 from vkjit.lowering.cpu import lower as cpu
+from vkjit.lowering.gpu import lower as gpu
 from vkjit.lowering.kernel.check import verify
 from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.legalize import legalize
@@ -117,7 +118,7 @@ def _lower(group: Group, context: TemplateContext) -> list[Lowered]:
         case TargetKind.CPU:
             return cpu.lower(group, context)
         case TargetKind.GPU:
-            return cpu.lower(group, context)
+            return gpu.lower(group, context)
         case _:
             assert_never(context.target.kind)
 

@@ -23,6 +23,7 @@ from vkjit.lowering.target import Target
 from vkjit.lowering.templates.body import Point, access_of, arguments, evaluate, needed, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext, memory_type
 from vkjit.lowering.templates.cost import body_costs
+from vkjit.lowering.templates.phases import full_values, phases
 from vkjit.lowering.templates.space import compact, coordinates, lane_axis, views_of
 
 _KEEP_COST = 8
@@ -71,8 +72,8 @@ class _Nest:
         self.col_axes = range(self.rank - group.reduced, self.rank)
         self.axis = self.choose_axis()
         self.over_rows = self.axis in self.row_axes
-        self.phase = _phases(group)
-        self.full = _full_values(group, self.col_axes)
+        self.phase = phases(group)
+        self.full = full_values(group)
         self.kept = {} if self.over_rows else self.choose_kept()
 
     def choose_axis(self) -> int:
@@ -397,28 +398,6 @@ class _Write:
         for step in self.stores:
             store(point, nest.buffers, step, values[step.value])
         return states
-
-
-def _phases(group: LoopGroup) -> dict[int, int]:
-    """For each reduction, the pass that folds it: one after those it depends on."""
-    depth: dict[int, int] = {}
-    for number, step in enumerate(group.body):
-        below = max([depth[a] for a in arguments(step)], default=0)
-        depth[number] = below + 1 if isinstance(step, ReduceStep) else below
-    return {n: depth[n] for n, s in enumerate(group.body) if isinstance(s, ReduceStep)}
-
-
-def _full_values(group: LoopGroup, col_axes: Sequence[int]) -> set[int]:
-    """Values that vary along a reduced axis."""
-    full: set[int] = set()
-    for number, step in enumerate(group.body):
-        if isinstance(step, ReduceStep):
-            continue
-        view = getattr(step, "view", None)
-        varies = view is not None and any(view.strides[a] for a in col_axes)
-        if varies or any(a in full for a in arguments(step)):
-            full.add(number)
-    return full
 
 
 def _across(b: Builder, step: ReduceStep, state: tuple[Value, ...]) -> tuple[Value, ...]:

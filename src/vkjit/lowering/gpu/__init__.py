@@ -1,0 +1,1 @@
+"""GPU schedules: groups as grids of workgroups with shared memory and barriers."""

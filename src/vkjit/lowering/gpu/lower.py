@@ -1,0 +1,34 @@
+"""Which GPU template serves which group."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from vkjit.lowering.gpu.gemm_tiled import contract
+from vkjit.lowering.gpu.loops import pointwise, scan, scatter_add
+from vkjit.lowering.gpu.rows import rows
+from vkjit.lowering.plan.groups import (
+    ContractGroup,
+    Group,
+    LoopGroup,
+    ScanGroup,
+    ScatterAddGroup,
+)
+from vkjit.lowering.templates.context import Lowered, TemplateContext
+
+
+def lower(group: Group, context: TemplateContext) -> list[Lowered]:
+    """The kernels of one group, in order, with default schedules."""
+    match group:
+        case LoopGroup(reduced=0):
+            return pointwise(group, context)
+        case LoopGroup():
+            return rows(group, context)
+        case ContractGroup():
+            return contract(group, None, context)
+        case ScatterAddGroup():
+            return scatter_add(group, context)
+        case ScanGroup():
+            return scan(group, context)
+        case _:
+            assert_never(group)
