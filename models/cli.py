@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import vkjit as vj
 from rich.console import Console
 
+import vkjit as vj
 from vkjit.errors import VkjitError
 
 USER_FAULT = 2

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-import vkjit.numpy as jnp
 from numpy.typing import NDArray
-from vkjit import random
 
+import vkjit.numpy as jnp
+from vkjit import random
 from vkjit.errors import ConfigError, DataError
 from vkjit_models.common.adapter_io import AdapterConfig, peft_name
 from vkjit_models.common.gguf import LlamaHyper

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
-import vkjit.numpy as jnp
 from numpy.typing import NDArray
-from vkjit import lax, nn, random
 
+import vkjit.numpy as jnp
+from vkjit import lax, nn, random
 from vkjit.errors import ArgumentError
 from vkjit_models.common.gguf import LlamaHyper
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, final
 
 import vkjit.numpy as jnp
-
 from vkjit_models.common.chat import ChatTemplate
 from vkjit_models.common.gguf import LlamaHyper, open_gguf, read_llama
 from vkjit_models.common.smollm2 import find_smollm2

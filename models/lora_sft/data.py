@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-import vkjit.numpy as jnp
 from numpy.typing import NDArray
 
+import vkjit.numpy as jnp
 from vkjit_models.common.chat import ChatTemplate, encode_conversation
 from vkjit_models.common.conversation import Conversation, read_jsonl, split_held_out
 from vkjit_models.common.packing import Document, PackedWindows, pack_best_fit
@@ -19,7 +19,6 @@ from vkjit_models.common.tokenizer import Tokenizer
 from vkjit_models.llama.model import Batch, target_rows
 
 from .config import DataSection
-
 
 _ROW_STEP = 64  # rows that meet the head come in multiples of this, which tiles like
 

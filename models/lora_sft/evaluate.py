@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, final
 
 import numpy as np
-import vkjit as vj
-import vkjit.numpy as jnp
 from numpy.typing import NDArray
 
+import vkjit as vj
+import vkjit.numpy as jnp
 from vkjit_models.common.chat import encode_prompt
 from vkjit_models.llama.model import (
     Adapters,

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, assert_never, final
 import vkjit as vj
 import vkjit.numpy as jnp
 from vkjit import optim, random, tree
-
 from vkjit_models.llama.model import Adapters, Batch, LlamaSpec, Params, loss_and_count
 
 from .config import OptimizerSection, RunConfig

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 import numpy as np
-import vkjit.numpy as jnp
 from numpy.typing import NDArray
 from rich.console import Console
-from vkjit import optim, random, tree
 
+import vkjit.numpy as jnp
+from vkjit import optim, random, tree
 from vkjit.errors import ConfigError, DataError
 from vkjit_models.common.adapter_io import save_adapter
 from vkjit_models.common.atomic import write_atomic

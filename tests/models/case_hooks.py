@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+
 import vkjit as vj
 import vkjit.numpy as jnp
 from vkjit import nn, optim

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+
 import vkjit as vj
 import vkjit.numpy as jnp
-from safetensors.numpy import load_file
 from vkjit import nn
 
 RELATIVE = 2e-6  # of the array's largest entry: a few f32 roundings

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import vkjit.numpy as jnp
@@ -93,7 +93,9 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     return schedule
 
 
-def _with_warmup(peak: float, total_steps: int, warmup_steps: int, body: Schedule) -> Schedule:
+def _with_warmup(
+    peak: float, total_steps: int, warmup_steps: int, body: Callable[[Any], Any]
+) -> Schedule:
     if warmup_steps < 0 or total_steps < 1:
         raise ArgumentError(
             f"schedule: warmup_steps={warmup_steps} and total_steps={total_steps} were given, "

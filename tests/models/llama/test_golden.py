@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+
 import vkjit as vj
 import vkjit.numpy as jnp
-from safetensors.numpy import load_file
 from vkjit import optim
 from vkjit.errors import ArgumentError
 from vkjit_models.common.adapter_io import load_adapter

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+
 import vkjit as vj
 import vkjit.numpy as jnp
-from safetensors.numpy import load_file
 from vkjit_models.common.gguf import read_llama
 from vkjit_models.llama.lora import from_peft, to_peft
 from vkjit_models.llama.model import (

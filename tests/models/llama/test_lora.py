@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 import vkjit.numpy as jnp
 from vkjit import random
 from vkjit.errors import ConfigError, DataError

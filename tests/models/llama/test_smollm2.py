@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import vkjit as vj
 import vkjit.numpy as jnp
 from vkjit import optim

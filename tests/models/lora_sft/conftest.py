@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from vkjit_models.lora_sft.config import RunConfig, parse_config
 
 GGUF = Path(__file__).resolve().parents[2] / "data" / "gguf" / "tiny_llama.gguf"

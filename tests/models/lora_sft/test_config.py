@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from vkjit.errors import ConfigError
 from vkjit_models.lora_sft.config import load_config, parse_config
 

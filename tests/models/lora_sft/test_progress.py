@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from rich.console import Console
+
 from vkjit_models.lora_sft.progress import Display, Interrupt, peak_memory_mib
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+
 import vkjit.numpy as jnp
 from vkjit import optim, tree
 from vkjit_models.lora_sft.step import Totals, TrainState, update

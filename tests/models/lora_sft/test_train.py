@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
+
 from vkjit.errors import ConfigError, DataError
 from vkjit_models.common.adapter_io import load_adapter
 from vkjit_models.common.steplog import read_steplog
