@@ -18,7 +18,7 @@ from vkjit.dtypes import DType
 from vkjit.errors import TracerError, UserError
 from vkjit.ir.avals import Aval
 from vkjit.numpy import _scatter
-from vkjit.trace import Tracer, aval_of, user_source
+from vkjit.trace import Tracer, aval_of, maker, user_source
 
 ArrayLike = Any
 Axis = SupportsIndex | Sequence[SupportsIndex] | None
@@ -42,7 +42,7 @@ def concretization_error(value: Tracer, kind: str) -> TracerError:
         kind: what was asked for: bool, int, float, complex, index or array.
     """
     source = user_source()
-    made = next((str(e.source) for e in value.trace.eqns if value.var in e.outs), "a parameter")
+    made = maker(value)
     where = f"\n  at {source}" if source is not None else ""
     return TracerError(
         f"{kind}: a traced value {value.aval} (made at {made}) has no concrete value while the "

@@ -38,13 +38,13 @@ class HasAval(Protocol):
 class Tracer:
     """Stand-in for an array while a function is traced."""
 
-    __slots__ = ("__weakref__", "aval", "trace", "var")
+    __slots__ = ("__weakref__", "aval", "owner", "variable")
     # NumPy leaves `ndarray op tracer` to the tracer.
     __array_priority__: ClassVar[int] = 1000
 
     def __init__(self, trace: Trace, var: Var) -> None:
-        self.trace = trace
-        self.var = var
+        self.owner = trace
+        self.variable = var
         self.aval = var.aval
 
 
@@ -81,9 +81,9 @@ class Trace:
     def atom(self, value: Value) -> Atom:
         """The variable or literal that stands for ``value`` in this trace."""
         if isinstance(value, Tracer):
-            if value.trace is self:
-                return value.var
-            if value.trace not in _state.stack:
+            if value.owner is self:
+                return value.variable
+            if value.owner not in _state.stack:
                 raise TracerError(_leak_message(value))
         elif isinstance(value, (bool, int, float)) or (is_numpy(value) and value.ndim == 0):
             return literal(value)
@@ -96,8 +96,9 @@ class Trace:
 
     def record(self, prim: Primitive, values: Sequence[Value]) -> list[Tracer]:
         """Appends one equation and returns tracers of its results."""
+        box = self.box
         atoms = tuple(
-            [v.var if type(v) is self.box and v.trace is self else self.atom(v) for v in values]
+            [v.variable if type(v) is box and v.owner is self else self.atom(v) for v in values]
         )
         source = self.source or user_source()
         try:
@@ -241,7 +242,7 @@ def trace(
     with open_trace() as current:
         inputs = [current.new_input(a) for a in avals]
         results = tuple([current.atom(r) for r in fn(*inputs)])
-        params = (*current.captured_vars, *(t.var for t in inputs))
+        params = (*current.captured_vars, *(t.variable for t in inputs))
         program = Program(params, tuple(current.eqns), results, name)
     return Traced(program, tuple(current.captured))
 
@@ -298,8 +299,14 @@ def _at(error: UserError, source: Source | None) -> UserError:
     return type(error)(f"{text}\n  at {source}")
 
 
+def maker(value: Tracer) -> str:
+    """The line that made a traced value, for messages."""
+    eqns = value.owner.eqns
+    return next((str(e.source) for e in eqns if value.variable in e.outs), "a parameter")
+
+
 def _leak_message(value: Tracer) -> str:
-    made = next((str(e.source) for e in value.trace.eqns if value.var in e.outs), "its parameters")
+    made = maker(value)
     return (
         f"tracer: a value {value.aval} of a finished trace was used (made at {made}); "
         "a traced function must return what it computes, not keep it in outer variables"

@@ -1,0 +1,49 @@
+"""vkjit: a functional array compiler for Python that targets SPIR-V.
+
+Write a function over ``vkjit.numpy`` arrays; differentiate it with ``grad``, batch it with
+``vmap``, compile it with ``jit``. Names and semantics follow JAX; ``docs/differences.md`` lists
+where they do not.
+"""
+
+from vkjit import lax, nn, numpy, optim, random, tree
+from vkjit.api.autodiff import grad, hessian, jacfwd, jacrev, jvp, linearize, value_and_grad, vjp
+from vkjit.api.batching import vmap
+from vkjit.api.jit import jit
+from vkjit.api.staged import ShapeDtypeStruct, eval_shape, make_ir
+from vkjit.array import Array
+from vkjit.device_array import default_device, device_put
+from vkjit.dtypes import enable_x64
+from vkjit.lax import stop_gradient
+from vkjit.runtime import available_devices as devices
+from vkjit.runtime import explain_devices as info
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Array",
+    "ShapeDtypeStruct",
+    "default_device",
+    "device_put",
+    "devices",
+    "enable_x64",
+    "eval_shape",
+    "grad",
+    "hessian",
+    "info",
+    "jacfwd",
+    "jacrev",
+    "jit",
+    "jvp",
+    "lax",
+    "linearize",
+    "make_ir",
+    "nn",
+    "numpy",
+    "optim",
+    "random",
+    "stop_gradient",
+    "tree",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+]
