@@ -9,6 +9,7 @@ from vkjit.errors import MissingRuleError
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Binary, Expr, Kernel, Unary, Value
 from vkjit.lowering.kernel.types import (
+    F16,
     F32,
     F64,
     I1,
@@ -30,11 +31,15 @@ from vkjit.lowering.legalize import (
     trigonometry,
     wide,
 )
+from vkjit.lowering.legalize.division import exact_division, exact_sqrt
 from vkjit.lowering.legalize.narrow import NARROW, Narrow
 from vkjit.lowering.legalize.rewrite import Get, Rewriter
 from vkjit.lowering.target import Target, TargetKind
 
-__all__ = ["legalize"]
+__all__ = ["INEXACT_DIVISION", "legalize"]
+
+INEXACT_DIVISION = "inexact-division"
+"""Name of the quirk of drivers whose float division and root are corrected in integers."""
 
 _UNARY: dict[UnOp, Callable[[Builder, Value], Value]] = {
     UnOp.RSQRT: sigmoidal.rsqrt,
@@ -108,17 +113,27 @@ class _Functions:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._gpu = target.kind is TargetKind.GPU
+        self._inexact = any(quirk.name == INEXACT_DIVISION for quirk in target.quirks)
 
     def rule(self, b: Builder, node: Expr, get: Get) -> Value | None:
         if isinstance(node, Unary) and not isinstance(node.type, MatType):
             return self._unary(b, node, get)
         if isinstance(node, Binary) and node.op in _BINARY:
             return self._binary(b, node, get)
+        if isinstance(node, Binary) and node.op is BinOp.DIV and self._divides(node):
+            return exact_division(b, get(node.a), get(node.b))
         return None
+
+    def _divides(self, node: Value) -> bool:
+        """Whether the driver's division and root are to be corrected for a value of this type."""
+        scalar = not isinstance(node.type, MatType) and scalar_of(node.type) in (F16, F32)
+        return self._inexact and scalar
 
     def _unary(self, b: Builder, node: Unary, get: Get) -> Value | None:
         if node.op in _COUNTS and self._gpu:
             return _COUNTS[node.op](b, get(node.x))
+        if node.op is UnOp.SQRT and self._divides(node):
+            return exact_sqrt(b, get(node.x))
         function = _UNARY.get(node.op)
         if function is None:
             return None

@@ -1,0 +1,35 @@
+"""Quirks of drivers are read here and nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.check import verify
+from vkjit.lowering.kernel.nodes import If, Kernel
+from vkjit.lowering.kernel.types import F32, I32, Access, BinOp, UnOp
+from vkjit.lowering.kernel.walk import all_nodes
+from vkjit.lowering.legalize import INEXACT_DIVISION, legalize
+from vkjit.lowering.target import MINIMAL_GPU, Quirk
+
+
+def division() -> Kernel:
+    b = Builder("f", index_type=I32)
+    x = b.buffer("x", F32, 4, Access.READ_WRITE)
+    i = b.workgroup_id()
+    root = b.unary(UnOp.SQRT, b.load(x, i))
+    b.store(x, i, b.binary(BinOp.DIV, root, b.load(x, i)))
+    return b.finish(grid=(4, 1, 1))
+
+
+def branches(kernel: Kernel) -> int:
+    return sum(isinstance(node, If) for node in all_nodes(kernel.body))
+
+
+def test_division_is_corrected_only_where_the_driver_needs_it() -> None:
+    quirk = Quirk(INEXACT_DIVISION, link="", removal="")
+    faulty = dataclasses.replace(MINIMAL_GPU, quirks=(quirk,))
+    assert branches(legalize(division(), MINIMAL_GPU)) == 0
+    corrected = legalize(division(), faulty)
+    verify(corrected)
+    assert branches(corrected) > 0
