@@ -46,6 +46,7 @@ _SHOWN = 4  # nodes before a fault that its message shows
 _SHOWN_LINES = 12
 _READERS = (Load, MatLoad, AtomicAdd)
 _WRITERS = (Store, MatStore, AtomicAdd)
+_ACCESSES = frozenset((*_READERS, *_WRITERS))
 
 
 @final
@@ -101,26 +102,26 @@ class _Checker:
         self._memory = frozenset((*kernel.buffers, *kernel.scratch))
         self._read: set[Buffer | Scratch] = set()
         self._written: set[Buffer | Scratch] = set()
-        self._types: set[Type] = set()
+        self._types: dict[int, Type] = {}
         self._kinds: set[type] = set()
         self._by_subgroup = kernel.subgroup is not None
 
     def facts(self) -> KernelFacts:
-        kernel, kinds = self._kernel, self._kinds
+        kernel, kinds, types = self._kernel, self._kinds, self._types.values()
         sizes = {
             space: sum(s.length * s.elem.bytes for s in kernel.scratch if s.space is space)
             for space in Space
         }
         return KernelFacts(
-            types=frozenset(map(scalar_of, self._types)),
+            types=frozenset(map(scalar_of, types)),
             storage=frozenset(memory.elem for memory in self._memory),
             reads=tuple(buffer in self._read for buffer in kernel.buffers),
             writes=tuple(buffer in self._written for buffer in kernel.buffers),
             shared_bytes=sizes[Space.SHARED],
             local_bytes=sizes[Space.LOCAL],
-            lanes=max((t.lanes for t in self._types if isinstance(t, VecType)), default=1),
+            lanes=max((t.lanes for t in types if isinstance(t, VecType)), default=1),
             subgroup=self._by_subgroup or bool(kinds & {SubgroupReduce, SubgroupShuffle}),
-            coop=any(isinstance(t, MatType) for t in self._types),
+            coop=any(isinstance(t, MatType) for t in types),
             atomics=AtomicAdd in kinds,
             barriers=Barrier in kinds,
         )
@@ -129,20 +130,17 @@ class _Checker:
         defined: list[Value] = []
         for at, node in enumerate(region.nodes):
             fault = self._fault(node)
+            if fault is None and isinstance(node, For | If):
+                fault = self._inside(node)
             if fault is not None:
                 raise self._error(fault, region.nodes, at)
             self._record(node)
-            inside = arguments(node)
-            self._visible.update(inside)
-            for inner in regions(node):
-                self.region(inner)
-            self._visible.difference_update(inside)
-            fault = _yield_fault(node)
-            if fault is not None:
-                raise self._error(fault, region.nodes, at)
-            fresh = results(node)
-            self._visible.update(fresh)
-            defined += fresh
+            if isinstance(node, Value):
+                self._visible.add(node)
+                defined.append(node)
+            else:
+                self._visible.update(results(node))
+                defined += results(node)
         hidden = [value for value in region.yields if value not in self._visible]
         if hidden:
             raise self._error(
@@ -152,17 +150,28 @@ class _Checker:
             )
         self._visible.difference_update(defined)
 
+    def _inside(self, node: For | If) -> str | None:
+        """Checks the regions of a loop or branch, then that their yields match its results."""
+        self._visible.update(arguments(node))
+        for inner in regions(node):
+            self.region(inner)
+        self._visible.difference_update(arguments(node))
+        return _yield_fault(node)
+
     def _record(self, node: Node) -> None:
-        self._kinds.add(type(node))
+        kind = type(node)
+        self._kinds.add(kind)
         if isinstance(node, Value):
-            self._types.add(node.type)
-        memory = memory_of(node)
-        if memory is not None:
+            # By identity: thousands of nodes share a few type objects, and hashing those is slow.
+            self._types[id(node.type)] = node.type
+        if kind in _ACCESSES:
+            memory = memory_of(node)
+            assert memory is not None
             if isinstance(node, _READERS):
                 self._read.add(memory)
             if isinstance(node, _WRITERS):
                 self._written.add(memory)
-        if isinstance(node, Index):
+        elif isinstance(node, Index):
             self._by_subgroup |= node.kind in (IndexKind.LANE, IndexKind.SUBGROUP)
 
     def _fault(self, node: Node) -> str | None:
@@ -171,9 +180,10 @@ class _Checker:
                 return f"uses {type(value).__name__} ({value.type}) before or outside its scope"
         if isinstance(node, Value) and node in self._visible:
             return "stands twice in the kernel"
-        found = self._memory_fault(node)
-        if found is not None:
-            return found
+        if type(node) in _ACCESSES:
+            found = self._memory_fault(node)
+            if found is not None:
+                return found
         match node:
             case Store() | AtomicAdd() | MatStore():
                 return access_fault(node, self._kernel.index_type)

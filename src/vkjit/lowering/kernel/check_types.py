@@ -125,7 +125,10 @@ def _need(type_: Type, kinds: set[str]) -> str | None:
 
 
 def _same(type_: Type, *values: Value) -> str | None:
-    if all(value.type == type_ for value in values):
+    for value in values:
+        if value.type is not type_ and value.type != type_:
+            break
+    else:
         return None
     return f"operands of types {', '.join(str(v.type) for v in values)}, expected {type_}"
 
