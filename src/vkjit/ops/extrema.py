@@ -95,7 +95,7 @@ class Min(_Extremum):
         """The tangent of the smaller operand."""
         x, y = primals
         out = bind(self, x, y)
-        return out, expand(self.share(y, x, tangents[1], tangents[0]), aval_of(out).shape)
+        return out, expand(self.share(y, x, *tangents), aval_of(out).shape)
 
 
 def maximum(x: Value, y: Value) -> Value:
