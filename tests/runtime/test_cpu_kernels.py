@@ -158,6 +158,18 @@ def test_integer_division(op: BinOp, elem: ScalarType) -> None:
     run_elementwise(elem, elem, lambda b, x, y: b.binary(op, x, b.const(x.type, 3)))
 
 
+@pytest.mark.parametrize("op", [BinOp.DIV_S, BinOp.DIV_U, BinOp.REM_S, BinOp.REM_U], ids=str)
+def test_division_never_ends_the_process(op: BinOp) -> None:
+    """Zero divisors are undefined; the lowest number by -1 wraps; the others are exact."""
+    low = np.iinfo(np.int32).min
+    x = np.array([7, -7, low, low, low, 5, -9, 0, 0, 1, 2, 3, 4, 5, 6, -1], np.int32)
+    y = np.array([2, 2, -1, 1, low, 0, 0, 0, 1, -1, 3, -3, low, -1, 5, -1], np.int32)
+    kernel = elementwise(I32, I32, 4, lambda b, x, y: b.binary(op, x, y))
+    (want,) = run_on("reference", kernel, [x, y, np.zeros(16, np.int32)])
+    (got,) = run_on("cpu", kernel, [x, y, np.zeros(16, np.int32)])
+    np.testing.assert_array_equal(got[y != 0], want[y != 0])
+
+
 @pytest.mark.parametrize("op", [BinOp.SHL, BinOp.SHR_L, BinOp.SHR_A], ids=str)
 def test_shifts(op: BinOp) -> None:
     run_elementwise(
@@ -283,6 +295,25 @@ def test_masked_edge_reads_and_writes_nothing_beyond() -> None:
     b.store(y, i, b.mul(loaded, loaded), mask)
     (got,) = check(b.finish((3, 1, 1)), values(F32, count), np.zeros(count, np.float32))
     assert np.count_nonzero(got) == count
+
+
+def test_masked_addresses_may_lie_outside() -> None:
+    """Before the start and far beyond the end, as at the edges of a window."""
+    count, lanes = 32, 8
+    b = Builder("window", index_type=I64)
+    x = b.buffer("x", F32, count, Access.READ)
+    y = b.buffer("y", F32, 6 * lanes, Access.WRITE)
+    i = b.scaled(b.workgroup_id(), lanes)
+    start = b.mul(b.offset(b.workgroup_id(), -1), b.index(12))  # -12, 0, 12, 24, 36, 48
+    ids = b.add(b.splat(start, lanes), b.iota(lanes))
+    low = b.compare(CmpOp.GE, ids, b.const(ids.type, 0))
+    mask = b.binary(BinOp.AND, low, b.compare(CmpOp.LT, ids, b.const(ids.type, count)))
+    near = b.load(x, start, lanes, mask)
+    gathered = b.load(x, b.scaled(ids, 1), 1, mask)
+    b.store(y, i, b.add(near, gathered))
+    (got,) = check(b.finish((6, 1, 1)), values(F32, count), np.zeros(6 * lanes, np.float32))
+    assert not got[:8].any()
+    assert not got[-16:].any()
 
 
 def test_masked_scalars() -> None:

@@ -9,6 +9,7 @@ from vkjit.lowering.kernel.nodes import (
     Binary,
     Bitcast,
     Compare,
+    Const,
     Convert,
     Extract,
     Fma,
@@ -25,6 +26,7 @@ from vkjit.lowering.kernel.types import (
     F32,
     F64,
     I1,
+    BinOp,
     ScalarType,
     Type,
     UnOp,
@@ -35,6 +37,8 @@ from vkjit.lowering.kernel.types import (
 from vkjit.lowering.llvm import spelling
 from vkjit.lowering.llvm.spelling import mangled, type_text
 from vkjit.lowering.llvm.writer import Writer
+
+_DIVISIONS = (BinOp.DIV_S, BinOp.DIV_U, BinOp.REM_S, BinOp.REM_U)
 
 
 def expression(  # noqa: C901, PLR0912  one case per expression of a closed union
@@ -116,12 +120,43 @@ def _unary(w: Writer, node: Unary) -> str:
 
 def _binary(w: Writer, node: Binary) -> str:
     opcode = spelling.binary_opcode(node.op, scalar_of(node.type))
+    if node.op in _DIVISIONS and not _is_safe(node.b):
+        return w.value(f"{opcode} {w.typed(node.a)}, {_divisor(w, node)}")
     if opcode is not None:
         return w.value(f"{opcode} {w.typed(node.a)}, {w.use(node.b)}")
     intrinsic = spelling.BINARY_INTRINSICS.get(node.op)
     if intrinsic is not None:
         return w.call(f"llvm.{intrinsic}", node.type, (node.a, node.b))
     return _library(w, spelling.LIBM_BINARY.get(node.op), node.op.value, (node.a, node.b))
+
+
+def _is_safe(divisor: Value) -> bool:
+    """Whether a constant divisor cannot make the processor stop."""
+    return (
+        isinstance(divisor, Const)
+        and isinstance(divisor.value, int)
+        and divisor.value not in (0, -1)
+    )
+
+
+def _divisor(w: Writer, node: Binary) -> str:
+    """The divisor, or 1 in lanes whose quotient does not exist or does not fit.
+
+    Such lanes are undefined, but the instruction would end the process, and lanes that a mask has
+    cut off hold zeros. The lowest number divided by -1 wraps to itself, as by 1.
+    """
+    text, elem = type_text(node.type), scalar_of(node.type)
+    flag = type_text(with_elem(node.type, I1))
+    divisor = w.use(node.b)
+    bad = w.value(f"icmp eq {text} {divisor}, {spelling.constant(node.type, 0)}")
+    if node.op in (BinOp.DIV_S, BinOp.REM_S):
+        lowest = spelling.constant(node.type, -(1 << (elem.bits - 1)))
+        low = w.value(f"icmp eq {text} {w.use(node.a)}, {lowest}")
+        back = w.value(f"icmp eq {text} {divisor}, {spelling.constant(node.type, -1)}")
+        wraps = w.value(f"and {flag} {low}, {back}")
+        bad = w.value(f"or {flag} {bad}, {wraps}")
+    one = spelling.constant(node.type, 1)
+    return w.value(f"select {flag} {bad}, {text} {one}, {text} {divisor}")
 
 
 def _library(w: Writer, symbol: str | None, op: str, operands: tuple[Value, ...]) -> str:

@@ -143,12 +143,16 @@ class _Function:
             self._pointers[scratch] = pointer
             self._metadata[scratch] = _aliasing(first + position)
 
-    def _address(self, memory: Memory, index: Value) -> str:
-        """A pointer, or a vector of pointers, to elements of ``memory``."""
+    def _address(self, node: Load | Store | AtomicAdd) -> str:
+        """A pointer, or a vector of pointers, to the elements that ``node`` may touch.
+
+        A masked access may have an address outside its memory where the mask is false.
+        """
+        memory, index = node.memory, node.index
         elem = type_text(memory.elem)
         operand = f"{type_text(index.type)} {self._w.use(index)}"
-        shape = f"getelementptr inbounds {elem}, ptr {self._pointers[memory]}, {operand}"
-        return self._w.value(shape)
+        opcode = "getelementptr" if _is_masked(node) else "getelementptr inbounds"
+        return self._w.value(f"{opcode} {elem}, ptr {self._pointers[memory]}, {operand}")
 
     def _mask(self, mask: Value | None, lanes: int) -> str:
         """A vector mask operand, with its type; a scalar mask holds for all lanes."""
@@ -161,7 +165,7 @@ class _Function:
 
     def _load(self, node: Load) -> str:
         align = node.memory.elem.bytes
-        address = self._address(node.memory, node.index)
+        address = self._address(node)
         tail = self._metadata[node.memory]
         text = type_text(node.type)
         if isinstance(node.type, VecType) and (
@@ -190,7 +194,7 @@ class _Function:
         )
 
     def _store(self, node: Store) -> None:
-        address = self._address(node.memory, node.index)
+        address = self._address(node)
         tail = self._metadata[node.memory]
         type_ = node.value.type
         text, align = type_text(type_), node.memory.elem.bytes
@@ -219,7 +223,7 @@ class _Function:
         self._w.start(after)
 
     def _atomic_add(self, node: AtomicAdd) -> None:
-        address = self._address(node.memory, node.index)
+        address = self._address(node)
         elem = scalar_of(node.value.type)
         opcode = "fadd" if elem.kind == "float" else "add"
         self._w.line(
@@ -239,7 +243,7 @@ class _Function:
         body, latch, after = self._w.label(), self._w.label(), self._w.label()
         type_ = type_text(node.index.type)
         lower, upper = self._w.use(node.lower), self._w.use(node.upper)
-        runs = _runs_once(node)
+        runs = _surely_runs(node)
         if runs:
             self._w.line(f"br label %{body}")
         else:
@@ -343,7 +347,11 @@ def _aliasing(slot: int | None) -> str:
     return f", !alias.scope !{scope + 1}, !noalias !{scope + 2}"
 
 
-def _runs_once(node: For) -> bool:
+def _is_masked(node: Load | Store | AtomicAdd) -> bool:
+    return not isinstance(node, AtomicAdd) and node.mask is not None
+
+
+def _surely_runs(node: For) -> bool:
     """Whether the constant bounds say that the loop runs at least once."""
     lower, upper = node.lower, node.upper
     return (
