@@ -251,10 +251,14 @@ class VulkanLoaded(Loaded):
 
     __slots__ = (
         "__weakref__",
+        "_arenas",
         "_constants",
         "_inputs",
+        "_label",
+        "_needed",
         "_outputs",
         "_ring",
+        "_taken",
         "device",
         "layout",
         "pipelines",
@@ -269,10 +273,18 @@ class VulkanLoaded(Loaded):
         self._ring: list[_Recording] = []
         self._constants = dict(zip(indices(plan, Role.CONSTANT), constants_, strict=True))
         self._inputs = indices(plan, Role.INPUT)
-        self._outputs = indices(plan, Role.OUTPUT)
+        self._outputs = [
+            (index, plan.buffers[index].size, plan.buffers[index].donated)
+            for index in indices(plan, Role.OUTPUT)
+        ]
+        self._arenas = indices(plan, Role.ARENA)
+        self._needed = [plan.buffers[index].size for index in self._inputs]
+        self._taken = taken_over(plan)
         self.layout = _Layout(plan)
         _check_ranges(device, plan, self.layout)
-        self.pipelines = device.pipelines.get([step.kernel for step in self.layout.launches])
+        kernels = [step.kernel for step in self.layout.launches]
+        self._label = f"{plan.name} (kernels {', '.join(kernel.name for kernel in kernels)})"
+        self.pipelines = device.pipelines.get(kernels)
 
     def __del__(self) -> None:
         self.close()
@@ -281,42 +293,45 @@ class VulkanLoaded(Loaded):
         self, inputs: Sequence[DeviceBuffer], donated: Collection[int] = ()
     ) -> list[DeviceBuffer]:
         """Submits the plan once; see ``Loaded.run``."""
-        device, plan = self.device, self.plan
+        device = self.device
         given = [device.own(buffer) for buffer in inputs]
         self._check_inputs(given, donated)
         with device.lock:
-            recording = self._recording()
-            spans = self._spans(given)
-            recording.prepare(spans)
-            recording.busy = value = device.queue.submit(recording.commands, self._label())
+            spans, fresh = self._spans(given)
+            try:
+                recording = self._recording()
+                recording.prepare(spans)
+                recording.busy = value = device.queue.submit(recording.commands, self._label)
+            except BaseException:
+                for span in fresh:
+                    device.give(span)
+                raise
             outputs: list[DeviceBuffer] = []
-            for index in self._outputs:
-                planned = plan.buffers[index]
-                if planned.donated is not None:
-                    given[planned.donated].moved()
-                outputs.append(VulkanBuffer(device, spans[index], planned.size, value))
-            for index in indices(plan, Role.ARENA):
+            for index, size, taken in self._outputs:
+                if taken is not None:
+                    given[taken].moved()
+                outputs.append(VulkanBuffer(device, spans[index], size, value))
+            for index in self._arenas:
                 device.give(spans[index])
             for position in donated:
                 given[position].release()
         return outputs
 
     def _check_inputs(self, given: Sequence[VulkanBuffer], donated: Collection[int]) -> None:
-        taken = taken_over(self.plan)
-        if len(given) != len(self._inputs) or not taken.issubset(donated):
+        if len(given) != len(self._inputs) or not self._taken.issubset(donated):
             raise InternalError(
                 f"{self.device.name}: {len(given)} inputs with {sorted(donated)} donated to "
-                f"{self.plan.name}, expected {len(self._inputs)} with {sorted(taken)}"
+                f"{self.plan.name}, expected {len(self._inputs)} with {sorted(self._taken)}"
             )
-        for index, buffer in zip(self._inputs, given, strict=True):
-            if buffer.nbytes < self.plan.buffers[index].size:
+        for buffer, needed in zip(given, self._needed, strict=True):
+            if buffer.nbytes < needed:
                 raise InternalError(
                     f"{self.device.name}: an input of {self.plan.name} has {buffer.nbytes} bytes, "
-                    f"expected {self.plan.buffers[index].size}"
+                    f"expected {needed}"
                 )
 
-    def _spans(self, given: Sequence[VulkanBuffer]) -> list[Span]:
-        """The memory of each planned buffer; nothing is kept if one cannot be had."""
+    def _spans(self, given: Sequence[VulkanBuffer]) -> tuple[list[Span], list[Span]]:
+        """The memory of each planned buffer, and those spans among them that are new."""
         spans: list[Span] = []
         fresh: list[Span] = []
         try:
@@ -331,11 +346,11 @@ class VulkanLoaded(Loaded):
                     span = self.device.memory.take(planned.size)
                     fresh.append(span)
                 spans.append(span)
-        except Exception:
+        except BaseException:
             for span in fresh:
                 self.device.give(span)
             raise
-        return spans
+        return spans, fresh
 
     def _recording(self) -> _Recording:
         """One that is not running: the oldest, or a new one while the ring has room."""
@@ -348,10 +363,6 @@ class VulkanLoaded(Loaded):
             return made
         queue.wait(oldest.busy)
         return oldest
-
-    def _label(self) -> str:
-        names = [step.kernel.name for step in self.layout.launches]
-        return f"{self.plan.name} (kernels {', '.join(names)})"
 
     def close(self) -> None:
         """Waits for this plan and gives its recordings back."""
