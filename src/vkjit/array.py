@@ -335,7 +335,9 @@ class Array(ABC):
         """The axes in the order ``axes``; reversed without arguments."""
         if not axes or axes == (None,):
             return jnp.transpose(self)
-        return jnp.transpose(self, axes[0] if isinstance(axes[0], Sequence) else axes)
+        return jnp.transpose(
+            self, axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        )
 
     def swapaxes(self, axis1: SupportsIndex, axis2: SupportsIndex) -> Array:
         """Two axes exchanged."""

@@ -17,6 +17,7 @@ from vkjit.numpy._core import (
     ArrayLike,
     Shape,
     axis_of,
+    is_sequence,
     lift,
     operand_aval,
     shape_of,
@@ -80,7 +81,7 @@ def _starts(
     name: str, given: Sequence[ArrayLike] | ArrayLike, shape: Shape, sizes: Shape
 ) -> list[Any]:
     """A clamped start for each axis: a Python integer where it is known, else an i32 scalar."""
-    if not isinstance(given, (list, tuple)):
+    if not is_sequence(given):
         count = operand_aval(name, given).shape
         given = [index_in_dim(given, i, 0, keepdims=False) for i in range(count[0] if count else 0)]
     if not len(given) == len(sizes) == len(shape) or any(

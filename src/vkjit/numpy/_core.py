@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias, TypeGuard
 
+import ml_dtypes
 import numpy as np
 
 from vkjit import dtypes
@@ -32,6 +33,16 @@ ArrayLike: TypeAlias = Any
 PythonScalar = bool | int | float
 
 
+def is_sequence(x: object) -> TypeGuard[Sequence[Any]]:
+    """Whether a list or tuple."""
+    return isinstance(x, (list, tuple))
+
+
+def limits_of(dtype: DType) -> Any:
+    """``finfo`` of a float dtype, bfloat16 included."""
+    return ml_dtypes.finfo(dtype)  # type: ignore[return-value]
+
+
 def operand_aval(name: str, x: ArrayLike) -> Aval:
     """The aval of an operand.
 
@@ -52,7 +63,7 @@ def constant(value: np.ndarray[Any, Any]) -> Value:
     return Hooks.constant(value)
 
 
-def scalar_of(value: PythonScalar, dtype: DType) -> np.generic[Any]:
+def scalar_of(value: PythonScalar, dtype: DType) -> Value:
     """A Python scalar as a strongly typed NumPy scalar; integers wrap, as in JAX.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from vkjit.numpy._core import (
     dtype_or,
     index_of,
     inexact,
+    is_sequence,
     lift,
     operand_aval,
     promoted,
@@ -68,7 +69,7 @@ def _converted(data: Any, dtype: dtypes.DType | None) -> Value:
         return bind(structural.Broadcast((), ()), data)  # an array that keeps the weak type
     if is_numpy(data):
         return constant(np.ascontiguousarray(_numpy(data, dtype)).reshape(data.shape))
-    if isinstance(data, (list, tuple)):
+    if is_sequence(data):
         return _from_sequence(data, dtype)
     if hasattr(data, "aval"):
         return data if dtype is None else cast(data, dtype)
@@ -107,8 +108,8 @@ def _from_sequence(data: Sequence[Any], dtype: dtypes.DType | None) -> Value:
     return constant(_numpy(plain, dtype) if dtype is not None else plain.astype(found))
 
 
-def _leaves(data: Any) -> Any:
-    if isinstance(data, (list, tuple)):
+def _leaves(data: Any) -> Iterator[Any]:
+    if is_sequence(data):
         for part in data:
             yield from _leaves(part)
     elif is_numpy(data) and data.ndim:
@@ -216,9 +217,9 @@ def _affine(steps: Value, start: float, step: float, dtype: dtypes.DType) -> Val
 
 
 def _static(name: str, value: Any) -> int | float:
-    if isinstance(value, (float, np.floating)):
-        return float(value)
-    return index_of(name, value)
+    if isinstance(value, float):  # np.float64 is one
+        return value
+    return float(value) if is_numpy(value) and value.dtype.kind == "f" else index_of(name, value)
 
 
 def linspace(

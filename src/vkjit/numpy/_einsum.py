@@ -202,13 +202,15 @@ def _contract(left: Term, right: Term, needed: set[Label], wide: DTypeLike) -> T
         labels = (*left.labels, *(x for x in right.labels if x not in left.labels))
         spread = [_spread(t, labels) for t in (left, right)]
         return Term(multiply(*spread), labels)
-    axes = [
-        tuple((tuple(t.labels.index(x) for x in group)) for t in (left, right))
-        for group in (inner, batch)
-    ]
-    value = _linalg.contracted(left.value, right.value, axes[0], axes[1], wide)
+    summed = _axes(left, inner), _axes(right, inner)
+    together = _axes(left, batch), _axes(right, batch)
+    value = _linalg.contracted(left.value, right.value, summed, together, wide)
     free = [x for t in (left, right) for x in t.labels if x not in shared]
     return Term(value, (*batch, *free))
+
+
+def _axes(term: Term, labels: Sequence[Label]) -> tuple[int, ...]:
+    return tuple(term.labels.index(x) for x in labels)
 
 
 def _spread(term: Term, labels: tuple[Label, ...]) -> Value:

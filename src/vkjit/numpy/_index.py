@@ -18,7 +18,14 @@ from vkjit import dtypes
 from vkjit.errors import ArgumentError, IndexingError
 from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
-from vkjit.numpy._core import Shape, broadcast_shapes, broadcast_value, cast, constant
+from vkjit.numpy._core import (
+    Shape,
+    broadcast_shapes,
+    broadcast_value,
+    cast,
+    constant,
+    is_sequence,
+)
 from vkjit.ops import arithmetic, compare, logical, structural
 from vkjit.ops.extrema import clamp
 from vkjit.trace import Tracer, aval_of, is_numpy
@@ -66,8 +73,7 @@ def parse(of: Aval, index: Any) -> list[Step]:
         IndexingError: too many indices, a static one out of range, or a kind that cannot index.
         ArgumentError: a boolean mask that is traced.
     """
-    parts = list(index) if isinstance(index, tuple) else [index]
-    parts = [step for part in parts for step in _expanded(of, part)]
+    parts = [step for part in _parts(index) for step in _expanded(of, part)]
     used = sum(1 for p in parts if p is not None and p is not Ellipsis)
     if used > of.ndim:
         raise IndexingError(f"index: {used} indices for an array {of} with {of.ndim} axes")
@@ -86,11 +92,15 @@ def parse(of: Aval, index: Any) -> list[Step]:
     return steps
 
 
+def _parts(index: Any) -> Sequence[Any]:
+    return index if isinstance(index, tuple) else (index,)  # pyright: ignore[reportUnknownVariableType]
+
+
 def _expanded(of: Aval, part: Any) -> list[Any]:
     """A boolean mask as the integer arrays of its true positions; anything else as it is."""
-    if isinstance(part, (list, tuple)):
+    if is_sequence(part):
         raise IndexingError(
-            f"index: {type(part).__name__} {str(part)[:40]}; a sequence cannot index; make an "
+            f"index: {_kind(part)}; a sequence cannot index; make an "
             "array of it with vkjit.numpy.asarray(...)"
         )
     if isinstance(part, (bool, np.bool_)):
@@ -106,6 +116,10 @@ def _expanded(of: Aval, part: Any) -> list[Any]:
         )
     mask = np.asarray(part)
     return [positions.astype(np.int32) for positions in np.nonzero(mask)]
+
+
+def _kind(part: object) -> str:
+    return type(part).__name__
 
 
 def _is_array(part: Any) -> bool:
@@ -139,7 +153,7 @@ def _point(of: Aval, axis: int, at: int) -> Point:
     return Point(at % size)
 
 
-def _run(part: slice, size: int) -> Run:
+def _run(part: Any, size: int) -> Run:
     bounds: list[int | None] = []
     for bound in (part.start, part.stop, part.step):
         if isinstance(bound, Tracer):
@@ -186,7 +200,7 @@ def layout(steps: Sequence[Step]) -> Layout:
     broadcast = broadcast_shapes("index", *[aval_of(i).shape for i in indices])
     advanced = [i for i, s in enumerate(steps) if isinstance(s, (Pick, Point))]
     adjacent = advanced == list(range(advanced[0], advanced[-1] + 1))
-    before = steps[: advanced[0]] if adjacent else []
+    before = steps[: advanced[0] if adjacent else 0]
     runs = sum(isinstance(s, Run) for s in before)
     place = sum(isinstance(s, (Run, New)) for s in before)
     axes = [s for s in steps if not isinstance(s, New)]

@@ -16,6 +16,7 @@ from vkjit.numpy._core import (
     cast,
     inexact,
     lift,
+    limits_of,
     operand_aval,
     promoted,
 )
@@ -247,9 +248,7 @@ def finite_limits(dtype: DType) -> tuple[float, float]:
     """The smallest and largest finite value of a dtype."""
     if not dtypes.is_float(dtype):
         return (0, 1) if dtype == dtypes.bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    import ml_dtypes  # noqa: PLC0415
-
-    info = ml_dtypes.finfo(dtype)
+    info = limits_of(dtype)
     return float(info.min), float(info.max)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from vkjit import dtypes
 from vkjit.ir.primitive import Value
 from vkjit.numpy._core import ArrayLike, cast, inexact, lift, operand_aval
-from vkjit.numpy._elementwise import floats, multiply, true_divide
+from vkjit.numpy._elementwise import floats, multiply, number, true_divide
 from vkjit.ops import arithmetic, compare, logical, math, trigonometry
 from vkjit.ops.pointwise import scalar_like, zero_like
 from vkjit.trace import is_numpy
@@ -185,6 +185,7 @@ def rint(x: ArrayLike, /) -> Value:
 def round(a: ArrayLike, decimals: int = 0) -> Value:
     """Rounded to ``decimals`` places, halves to even; integers stay for ``decimals >= 0``."""
     if not _is_float("round", a):
+        number("round", a)
         if decimals >= 0:
             return lift("round", a)
         of = operand_aval("round", a)

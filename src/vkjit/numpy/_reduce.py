@@ -300,13 +300,13 @@ def _position(name: str, a: ArrayLike, axis: SupportsIndex | None, *, keepdims: 
 
 
 def cumsum(a: ArrayLike, axis: SupportsIndex | None = None, dtype: DTypeLike = None) -> Value:
-    """Running sum along ``axis`` (None: flattened); narrow integers widen."""
+    """Running sum along ``axis`` (None: flattened), in the dtype of ``a``; booleans as int32."""
     x, along = _running("cumsum", a, axis, dtype)
     return scan.cumsum(x, along)
 
 
 def cumprod(a: ArrayLike, axis: SupportsIndex | None = None, dtype: DTypeLike = None) -> Value:
-    """Running product along ``axis`` (None: flattened); narrow integers widen."""
+    """Running product along ``axis`` (None: flattened), in the dtype of ``a``; bool as int32."""
     x, along = _running("cumprod", a, axis, dtype)
     return scan.cumprod(x, along)
 
@@ -315,7 +315,8 @@ def _running(
     name: str, a: ArrayLike, axis: SupportsIndex | None, dtype: DTypeLike
 ) -> tuple[Value, int]:
     of = operand_aval(name, a)
-    x = cast(a, dtype_or(dtype, _widened(of.dtype)))
+    own = dtypes.default_int() if of.dtype == dtypes.bool_ else of.dtype
+    x = cast(a, dtype_or(dtype, own))
     if axis is None:
         return reshaped(x, (of.size,)), 0
     return x, axis_of(name, axis, of.ndim)

@@ -22,7 +22,7 @@ from vkjit.numpy._core import (
     operand_aval,
     reshaped,
 )
-from vkjit.numpy._elementwise import add, maximum, minimum, multiply
+from vkjit.numpy._elementwise import add, maximum, minimum, multiply, remainder
 from vkjit.numpy._index import (
     Layout,
     New,
@@ -188,13 +188,13 @@ def _positions(steps: Sequence[Step], shape: Shape, at: Layout, *, drop: bool) -
 
 
 def _wrapped_steps(steps: Sequence[Step], shape: Shape) -> list[Step]:
-    from vkjit.numpy._elementwise import remainder  # noqa: PLC0415
-
     out: list[Step] = []
     axis = 0
     for step in steps:
-        wrapped = isinstance(step, Pick) and shape[axis]
-        out.append(Pick(remainder(step.indices, shape[axis])) if wrapped else step)
+        if isinstance(step, Pick) and shape[axis]:
+            out.append(Pick(remainder(step.indices, shape[axis])))
+        else:
+            out.append(step)
         axis += not isinstance(step, New)
     return out
 
@@ -213,11 +213,6 @@ def _apart(rows: Value, shape: Shape, at: Layout) -> Value:
     order = at.order(len(shape))
     back = tuple(order.index(i) for i in range(len(shape)))
     return structural.permute(reshaped(rows, tuple(shape[i] for i in order)), back)
-
-
-def _kept(steps: Sequence[Step]) -> list[int]:
-    """For each axis that no array picks from, its size in the result (1 for a point)."""
-    return [s.count if isinstance(s, Run) else 1 for s in steps if not isinstance(s, (New, Pick))]
 
 
 def _span(steps: Sequence[Step], at: Layout) -> tuple[int, int, int]:

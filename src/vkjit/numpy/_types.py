@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, final
 
-import ml_dtypes
 import numpy as np
 
 from vkjit import dtypes
 from vkjit.dtypes import DType
 from vkjit.errors import DTypeError
 from vkjit.ir.primitive import Value
-from vkjit.numpy._core import DTypeLike, operand_aval
+from vkjit.numpy._core import DTypeLike, is_sequence, limits_of, operand_aval
 from vkjit.numpy._creation import array
 
 
@@ -57,9 +56,8 @@ generic = np.generic
 
 
 def _plain(dtype: DTypeLike) -> DType:
-    own = getattr(dtype, "dtype", None)
     try:
-        return np.dtype(own if isinstance(own, np.dtype) else dtype)
+        return np.dtype(dtype)
     except TypeError as error:
         raise DTypeError(f"dtype: {dtype!r} is not a dtype") from error
 
@@ -73,7 +71,7 @@ def finfo(dtype: DTypeLike) -> Any:
     found = _plain(dtype)
     if not dtypes.is_float(found):
         raise DTypeError(f"finfo: {found.name}, expected a float dtype; use iinfo")
-    return ml_dtypes.finfo(found)
+    return limits_of(found)
 
 
 def iinfo(dtype: DTypeLike) -> Any:
@@ -88,6 +86,15 @@ def iinfo(dtype: DTypeLike) -> Any:
     return np.iinfo(found)
 
 
+_ABSTRACT: tuple[Any, ...] = (
+    np.generic,
+    np.number,
+    np.inexact,
+    np.floating,
+    np.integer,
+    np.signedinteger,
+    np.unsignedinteger,
+)
 _CLASSES: dict[Any, Any] = {
     np.floating: dtypes.is_float,
     np.inexact: dtypes.is_float,
@@ -101,8 +108,8 @@ def issubdtype(arg1: DTypeLike, arg2: DTypeLike) -> bool:
 
     bfloat16 counts as floating, which NumPy does not know.
     """
-    if isinstance(arg1, type) and issubclass(arg1, np.generic) and arg1.__module__ == "numpy":
-        return bool(np.issubdtype(arg1, arg2 if isinstance(arg2, type) else _plain(arg2)))
+    if arg1 in _ABSTRACT:
+        return bool(np.issubdtype(arg1, arg2))
     found = _plain(arg1)
     if arg2 in (np.number, np.generic):
         return arg2 is np.generic or dtypes.is_float(found) or dtypes.is_int(found)
@@ -112,9 +119,9 @@ def issubdtype(arg1: DTypeLike, arg2: DTypeLike) -> bool:
     return bool(test(found)) if test is not None else found == _plain(arg2)
 
 
-def isdtype(dtype: DTypeLike, kind: str | DTypeLike | tuple[Any, ...]) -> bool:
+def isdtype(dtype: DTypeLike, kind: Any) -> bool:
     """Whether a dtype is that dtype or of a kind: "bool", "real floating", "integral"..."""
-    if isinstance(kind, tuple):
+    if is_sequence(kind):
         return any(isdtype(dtype, k) for k in kind)
     found = _plain(dtype)
     signed, whole, real = dtypes.is_signed(found), dtypes.is_int(found), dtypes.is_float(found)
@@ -135,11 +142,14 @@ def promote_types(a: DTypeLike, b: DTypeLike) -> DType:
     return dtypes.promote_types(a, b)
 
 
+_DTYPES: tuple[Any, ...] = (np.dtype, type, str, ScalarType)
+
+
 def result_type(*args: Any) -> DType:
     """The dtype of an operation on arrays, scalars and dtypes; Python scalars are weak."""
     operands: list[tuple[DType, bool]] = []
     for arg in args:
-        if isinstance(arg, (np.dtype, type, str, ScalarType)):
+        if isinstance(arg, _DTYPES):
             operands.append((dtypes.canonical(arg), False))
         else:
             of = operand_aval("result_type", arg)
