@@ -67,8 +67,9 @@ def detect() -> Host:
 def target(host: Host, threads: int) -> Target:
     """The compiler target of ``host`` with ``threads`` threads.
 
-    bfloat16 is stored and converted, never computed with; float16 is computed with where the
-    processor does it.
+    float16 is computed with where the processor does it. bfloat16 never is: its conversion
+    instruction flushes subnormal numbers, so ``legalize`` rounds with integers instead, which is
+    exact.
     """
     half = host.has("avx512fp16") or host.has("fullfp16")
     arithmetic = {I1, I8, I16, I32, I64, F32, F64}
