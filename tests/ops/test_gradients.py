@@ -23,8 +23,15 @@ from vkjit.trace import aval_of, trace
 
 from .strategies import vjp_program
 
-F = np.float32
 Array = np.ndarray[Any, Any]
+
+
+def F(values: Any) -> Array:
+    return np.asarray(values, np.float32)
+
+
+def I(values: Any) -> Array:  # noqa: E743  short names of dtypes
+    return np.asarray(values, np.int32)
 
 
 def gradient(fn: Callable[..., Any], *inputs: Array) -> list[Array]:
@@ -86,7 +93,9 @@ def test_running_maximum_follows_its_holder() -> None:
 
 
 def test_an_empty_extremum_has_no_gradient() -> None:
-    assert_gradient(lambda v: reduce_max(v, (1,)), [np.zeros((2, 0), F)], [np.zeros((2, 0))])
+    assert_gradient(
+        lambda v: reduce_max(v, (1,)), [np.zeros((2, 0), np.float32)], [np.zeros((2, 0))]
+    )
 
 
 def test_select_shields_the_guarded_argument() -> None:
@@ -118,7 +127,7 @@ def test_stop_gradient_holds_at_second_order() -> None:
 
 
 def test_duplicate_indices_add_and_dropped_ones_do_not() -> None:
-    index = np.int32([0, 2, 2, 9, -1])
+    index = I([0, 2, 2, 9, -1])
     weights = F([1, 10, 100, 1000, 10000])
     assert_gradient(
         lambda v: ew.mul(weights, gather(v, index, 0)), [F([1, 2, 3])], [[10001, 0, 1110]]
@@ -159,7 +168,7 @@ def test_transposed_products_need_no_permutation() -> None:
     """Dx = ct w' and dw = x' ct read every operand in its own layout."""
     shapes = ((3, 5), (5, 4)), ((3, 5), (4, 5))
     for (left, right), contract in zip(shapes, (((1,), (0,)), ((1,), (1,))), strict=True):
-        f = np.dtype(F)
+        f = dtypes.float32
         program = trace(
             lambda x, w, c=contract: [dot_general(x, w, c)], [aval(left, f), aval(right, f)]
         ).program

@@ -35,8 +35,20 @@ from vkjit.ops.structural import reduce_sum
 from vkjit.ops.write import copy_into
 from vkjit.trace import bind, trace
 
-F, H, I = np.float32, np.float16, np.int32  # noqa: E741  short names of dtypes
 INF, NAN = np.inf, np.nan
+
+
+def F(values: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(values, np.float32)
+
+
+def H(values: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(values, np.float16)
+
+
+def I(values: Any) -> np.ndarray[Any, Any]:  # noqa: E743  short names of dtypes
+    return np.asarray(values, np.int32)
+
 
 # Independent formulas in float64; the range is where each is defined.
 FORMULAS: dict[str, tuple[Callable[[float], float], float, float]] = {
@@ -74,8 +86,8 @@ def test_float_functions_round_the_exact_value(name: str, data: st.DataObject) -
     ends = float(F(low)), float(F(high))
     x = data.draw(st.floats(*ends, width=32, allow_subnormal=False))
     want = formula(x)
-    got = getattr(ew, name)(np.asarray(x, F))
-    assert got.dtype == F
+    got = getattr(ew, name)(np.asarray(x, np.float32))
+    assert got.dtype == np.float32
     assert float(got) == pytest.approx(want, rel=4e-7, abs=1e-37)
 
 
@@ -97,7 +109,7 @@ def test_integer_division_truncates(x: int, y: int) -> None:
 @given(st.integers(-5, 5), st.integers(0, 40))
 def test_integer_power_wraps(x: int, n: int) -> None:
     want = (x**n + 2**31) % 2**32 - 2**31
-    assert int(ew.power(np.asarray(x, I), np.asarray(n, I))) == want
+    assert int(ew.power(np.asarray(x, np.int32), np.asarray(n, np.int32))) == want
 
 
 def test_integer_power_with_negative_exponents_truncates() -> None:
@@ -106,7 +118,7 @@ def test_integer_power_with_negative_exponents_truncates() -> None:
 
 
 def test_shifts_by_the_width_or_more() -> None:
-    ones, eights = np.ones(3, I), np.full(3, -8, I)
+    ones, eights = np.ones(3, np.int32), np.full(3, -8, np.int32)
     by = I([31, 32, -1])
     np.testing.assert_array_equal(ew.shift_left(ones, by), [-(2**31), 0, 0])
     np.testing.assert_array_equal(ew.shift_right_arithmetic(eights, by), [-1, -1, -1])
@@ -168,7 +180,7 @@ def test_positions(values: list[float], largest: int, smallest: int, dtype: dtyp
 
 
 def test_reductions_over_nothing() -> None:
-    none = np.zeros((2, 0), F)
+    none = np.zeros((2, 0), np.float32)
     np.testing.assert_array_equal(reduce_max(none, (1,)), [-INF, -INF])
     np.testing.assert_array_equal(reduce_and(none > 0, (1,)), [True, True])
     np.testing.assert_array_equal(reduce_or(none > 0, (1,)), [False, False])
@@ -176,10 +188,10 @@ def test_reductions_over_nothing() -> None:
 
 
 def test_sixteen_bit_floats_accumulate_in_float32() -> None:
-    many = np.full((1, 4096), 0.1, H)
-    assert float(dot_general(many, np.ones((4096, 1), H), ((1,), (0,)))[0, 0]) == pytest.approx(
-        4096 * float(H(0.1)), rel=1e-3
-    )
+    many = np.full((1, 4096), 0.1, np.float16)
+    assert float(
+        dot_general(many, np.ones((4096, 1), np.float16), ((1,), (0,)))[0, 0]
+    ) == pytest.approx(4096 * float(H(0.1)), rel=1e-3)
     cancel = H([[300, 300, 300, 300]]), H([[300], [300], [-300], [-300]])
     assert float(dot_general(*cancel, ((1,), (0,)))[0, 0]) == 0
     assert float(cumsum(many[0], 0)[-1]) == pytest.approx(4096 * float(H(0.1)), rel=1e-3)
@@ -205,7 +217,7 @@ def test_movement() -> None:
     assert squeeze(expand_dims(x, (0, 2)), (0, 2)).shape == (2, 3)
     np.testing.assert_array_equal(iota(dtypes.int32, (2, 3), 1), [[0, 1, 2]] * 2)
     np.testing.assert_array_equal(copy_into(x, F([[7]]), (1, 2)), [[0, 1, 2], [3, 4, 7]])
-    many = [np.full(1, i, I) for i in range(OPERAND_LIMIT * OPERAND_LIMIT + 5)]
+    many = [np.full(1, i, np.int32) for i in range(OPERAND_LIMIT * OPERAND_LIMIT + 5)]
     np.testing.assert_array_equal(concatenate(many, 0), np.arange(len(many)))
 
 
@@ -240,12 +252,16 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: concatenate([F([1]), I([1])], 0), DTypeError, r"concatenate: operands f32\[1\], i32"),
     (lambda: concatenate([F([[1]]), F([1])], 0), ShapeError, r"f32\[1,1\], f32\[1\] along axis 0"),
     (lambda: squeeze(F([1, 2]), (0,)), ShapeError, r"squeeze: axes \(0,\) for operand f32\[2\]"),
-    (lambda: argmax(np.zeros(0, F), 0), ArgumentError, r"argmax: operand f32\[0\] is empty"),
+    (
+        lambda: argmax(np.zeros(0, np.float32), 0),
+        ArgumentError,
+        r"argmax: operand f32\[0\] is empty",
+    ),
     (lambda: reduce_max(F([1]), (1,)), ShapeError, r"reduce_max: axes \(1,\) for operand f32\[1\]"),
     (lambda: cumsum(F([1]), 1), ShapeError, r"cumsum: axis 1 for operand f32\[1\]"),
     (lambda: gather(F([1]), F([0]), 0), DTypeError, r"gather: indices f32\[1\] for operand f32"),
     (
-        lambda: gather(np.zeros(0, F), I([0]), 0),
+        lambda: gather(np.zeros(0, np.float32), I([0]), 0),
         IndexingError,
         r"gather: operand f32\[0\] is empty",
     ),
