@@ -206,7 +206,7 @@ def test_gather_clamps_and_scatter_drops() -> None:
 
 
 def test_movement() -> None:
-    x = np.arange(6, dtype=F).reshape(2, 3)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(
         pad(x, F(9), (0, 1), (0, -1), (1, 0)), [[9, 0, 1], [9] * 3, [9, 3, 4]]
     )
