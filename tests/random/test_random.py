@@ -91,7 +91,7 @@ def eager(fn: Sampler, key: np.ndarray) -> np.ndarray:
     return np.asarray(fn(jnp.asarray(key)))
 
 
-def traced(fn: Sampler, key: np.ndarray) -> np.ndarray:
+def traced(fn: Sampler, key: Any) -> np.ndarray:
     staged = trace(lambda k: [fn(k)], [aval_of(key)])
     captured = [np.asarray(v) for v in staged.captured]
     return np.asarray(evaluate(staged.program, [*captured, key])[0])

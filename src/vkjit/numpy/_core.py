@@ -192,7 +192,8 @@ def shape_of(name: str, shape: ShapeLike) -> Shape:
     Raises:
         ShapeError: a size is negative.
     """
-    sizes = shape if isinstance(shape, Iterable) else (shape,)
+    many = isinstance(shape, Sequence) or (is_numpy(shape) and shape.ndim == 1)
+    sizes: Iterable[Any] = cast_axes(shape) if not many else shape  # type: ignore[assignment]
     out = tuple([index_of(name, s) for s in sizes])
     if any(s < 0 for s in out):
         raise ShapeError(f"{name}: shape {out} has a negative size; expected sizes of at least 0")

@@ -148,7 +148,10 @@ def squeeze(a: ArrayLike, axis: Axis = None) -> Value:
 def broadcast_to(array: ArrayLike, shape: ShapeLike) -> Value:
     """``array`` repeated to ``shape``, aligned at the last axis."""
     of, target = operand_aval("broadcast_to", array), shape_of("broadcast_to", shape)
-    if len(target) < of.ndim or broadcast_shapes("broadcast_to", of.shape, target) != target:
+    aligned = target[len(target) - of.ndim :] if len(target) >= of.ndim else ()
+    if len(aligned) != of.ndim or any(
+        size not in (1, wanted) for size, wanted in zip(of.shape, aligned, strict=True)
+    ):
         raise ShapeError(
             f"broadcast_to: operand {of} to shape {target}; expected sizes of 1 or equal sizes"
         )
