@@ -218,6 +218,12 @@ def test_empty_sum_is_zero(where: str) -> None:
     np.testing.assert_array_equal(got, np.zeros(45, np.float32))
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 3), (4, 0, 3)], ids=str)
+def test_empty_output_takes_no_kernel(shape: tuple[int, int, int]) -> None:
+    group = matrices(*shape)
+    assert lower(group, [np.zeros(16, np.float32)] * 3, REFERENCE)[0] == []
+
+
 @pytest.mark.parametrize(
     ("elem", "accumulate"),
     [(F16, F32), (BF16, F32), (F16, F16), (F64, F64), (F32, F64), (I32, I32)],

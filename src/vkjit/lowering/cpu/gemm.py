@@ -8,6 +8,7 @@ partial sums then wait in scratch memory, and the body runs at the end.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from vkjit.lowering.cpu import gemm_schedule as schedules
@@ -19,17 +20,24 @@ from vkjit.lowering.plan.schedule import ContractSchedule
 from vkjit.lowering.templates.context import Lowered, TemplateContext
 from vkjit.lowering.templates.space import views_of
 
+_MOST_PACKED = 1 << 23
+"""Elements of a large operand of a blocked sum: 32 MiB of f32."""
+_NARROW = 16
+"""Columns of a narrow output."""
+
 
 def contract(
     group: ContractGroup, schedule: ContractSchedule | None, context: TemplateContext
 ) -> list[Lowered]:
-    """Kernels that compute a product and the body on it; packing kernels come first.
+    """Kernels that compute a product and the body on it, packing first; none for an empty output.
 
     A ``schedule`` is for the group as ``normalised`` gives it.
 
     Raises:
         InternalError: the schedule does not fit the group or the target.
     """
+    if 0 in (*group.batch, group.m, group.n):
+        return []
     group = normalised(group)
     schedule = schedule or schedules.default_schedule(group, context.target)
     schedules.validate(group, schedule, context.target)
@@ -44,14 +52,21 @@ def contract(
 
 def normalised(group: ContractGroup) -> ContractGroup:
     """The same group with its stores along n where possible, over few batch axes."""
-    return _compact(_swapped(group) if _runs_along_m(group) else group)
+    return _compact(_swapped(group) if _prefers_m(group) else group)
 
 
-def _runs_along_m(group: ContractGroup) -> bool:
-    """Whether the first store is contiguous along m and not along n."""
+def _prefers_m(group: ContractGroup) -> bool:
+    """Whether vectors should run along m.
+
+    So they should where the first store is contiguous along m and not along n, and where n is so
+    small that writing columns costs little, while lhs can be read along m as it lies.
+    """
     strides = group.stores[0].view.strides
     along_n = group.n > 1 and strides[-1] == 1
-    return group.m > 1 and not along_n and strides[-2] == 1
+    if group.m > 1 and not along_n and strides[-2] == 1:
+        return True
+    narrow = group.n <= _NARROW and group.m >= 4 * group.n and group.k >= 4 * _NARROW
+    return narrow and group.lhs.view.strides[-2] == 1
 
 
 def _swapped(group: ContractGroup) -> ContractGroup:
@@ -101,12 +116,18 @@ def _compact(group: ContractGroup) -> ContractGroup:
 
 
 def _packed_apart(group: ContractGroup, schedule: ContractSchedule) -> list[str]:
-    """The operands that a kernel of their own packs, because several tasks read them."""
-    if schedule.block_k or group.k == 0:
-        return []
-    sides: list[str] = []
-    if schedule.pack_lhs and 0 < schedule.block_n < group.n:
-        sides.append("lhs")
-    if schedule.pack_rhs and 0 < schedule.block_m < group.m:
-        sides.append("rhs")
-    return sides
+    """The operands that a kernel of their own packs, because several tasks read them.
+
+    A very large operand is packed by each task, block by block: copying it whole would cost more
+    than the time that sharing saves.
+    """
+    shared = {
+        "lhs": schedule.pack_lhs and 0 < schedule.block_n < group.n,
+        "rhs": schedule.pack_rhs and 0 < schedule.block_m < group.m,
+    }
+    elements = {"lhs": group.m * group.k, "rhs": group.k * group.n}
+    return [
+        name
+        for name, several in shared.items()
+        if several and 0 < elements[name] <= (_MOST_PACKED if schedule.block_k else math.inf)
+    ]

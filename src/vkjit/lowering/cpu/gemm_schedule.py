@@ -10,8 +10,6 @@ once, by a kernel of its own.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import final
 
 from vkjit.errors import InternalError
 from vkjit.lowering.plan.groups import ContractGroup
@@ -20,19 +18,26 @@ from vkjit.lowering.target import Target
 
 _TASK_FLOPS = 4_500_000
 """Work of a task that pays for handing it to another thread: about 30 microseconds."""
+_FLOPS_PER_BYTE = 6
+"""Work that takes as long as moving a byte from the third-level cache."""
 _TASKS_PER_THREAD = 8
 """More tasks than threads: a thread that the system interrupts does not hold up the others."""
 _DOT_ROWS = 6
 """Up to this many rows an operand contiguous along k is read in place rather than turned."""
-_MAX_DEPTH = 2048
-"""Longest sum in one block: a panel of rhs and the tiles of lhs then stay in a 2 MiB cache."""
 _MAX_ROWS = 14
-_DIRECT_DEPTH = 32
-"""Sums so short that rows of rhs stay in the first cache wherever they lie."""
-_BLOCK_BYTES = 1 << 20
-"""Packed lhs of one task, half of a 2 MiB second-level cache."""
-_ALIAS_BYTES = 1024
-"""Rows a multiple of this apart share few sets of the first cache."""
+_MAX_DEPTH = 2048
+"""Longest sum in one block: a panel of rhs, and tiles of lhs, then stay in a 2 MiB cache."""
+_BLOCK_DEPTH = 512
+_SHORT_DEPTH = 32
+"""Steps of the sum for which rows of rhs stay in the first cache, and in reach of the page
+tables, wherever they lie."""
+_BLOCK_BYTES = 1 << 22
+"""Lhs that one task reads for each panel of rhs; beyond this its rows are split."""
+RESIDENT_BYTES = 1 << 16
+"""Rhs of at most this size is read again for each row of tiles, so that outputs are written in
+the order of memory."""
+_ALIAS_BYTES = 4096
+"""Rows a multiple of this apart share one set of the first cache."""
 
 
 def registers(target: Target) -> int:
@@ -66,18 +71,19 @@ def default_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
     if reads_along_k(group) and group.m <= _DOT_ROWS and (group.n == 1 or not reads_along_n(group)):
         return _dot_schedule(group, target)
     lanes = vector_lanes(group, target)
-    rows, vectors = _outer_tile(group.m, -(-group.n // lanes), registers(target))
-    columns = vectors * lanes
+    rows, vectors = _outer_tile(group, -(-group.n // lanes), registers(target))
+    row_tiles, columns = -(-group.m // rows), vectors * lanes
+    pack_rhs = not reads_along_n(group) or _far_rhs(group, row_tiles, columns)
     panels = -(-group.n // columns)
-    pack_rhs = not reads_along_n(group) or _reused_rhs(group, -(-group.m // rows), columns)
-    pack_lhs = _reused_lhs(group, panels)
-    work = _Work(group, target, rows, columns)
-    block_k = _block_k(group.k, lanes)
-    block_m, block_n = work.blocks(pack_lhs=pack_lhs and not block_k)
+    pack_lhs = row_tiles > 2 and _far_lhs(group, panels)
+    rhs_apart = not pack_rhs and panels > 1
+    lhs_apart = not pack_lhs and group.lhs.view.strides[-1] != 1
+    block_k = _block_k(group.k, lanes, in_place=rhs_apart or lhs_apart)
+    block_m, block_n = _blocks(group, target, (rows, columns))
     return ContractSchedule(
         tile_m=rows,
         tile_n=columns,
-        tile_k=max(1, 8 // (rows * vectors)),
+        tile_k=4 if rows * vectors <= _MAX_ROWS else 1,
         block_m=block_m,
         block_n=block_n,
         block_k=block_k,
@@ -86,73 +92,95 @@ def default_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
     )
 
 
-def _outer_tile(m: int, vectors: int, count: int) -> tuple[int, int]:
+def _outer_tile(group: ContractGroup, vectors: int, count: int) -> tuple[int, int]:
     """Rows and vectors of the register tile: 14 x 2 in 32 registers, 6 x 2 in 16.
 
-    Few rows take more vectors, so that enough sums are under way to hide latency; rows are evened
-    out over the tiles.
+    Few rows take more vectors, so that enough sums are under way to hide latency. So do outputs of
+    few columns, of which lhs is then read once, and short sums, whose cost is in writing long rows.
+    Rows are evened out over the tiles.
     """
-    wide = {1: 8, 2: 8, 3: 6, 4: 6, 5: 4, 6: 4, 7: 3, 8: 3, 9: 3}.get(m, 2)
-    if m > 9 and vectors % 2 and vectors <= 3:
+    m = group.m
+    wide = {1: 8, 2: 8, 3: 6, 4: 6, 5: 4, 6: 4}.get(m, 3 if m <= 2 * 9 else 2)
+    if m > 2 * 9 and vectors in (3, 4):
         wide = vectors
-    wide = min(wide, vectors)
-    while wide > 1 and min(m, 4) * wide + wide + 1 > count:
-        wide -= 1
+    elif m > 2 * 9 and vectors > 4 and group.k <= 2 * _SHORT_DEPTH:
+        wide = 6
+    wide = min(wide, vectors, (count - 1) // (min(m, 4) + 1))
     most = min(_MAX_ROWS, (count - wide - 1) // wide)
     return -(-m // -(-m // most)), wide
 
 
-def _reused_rhs(group: ContractGroup, row_tiles: int, columns: int) -> bool:
+def _far_rhs(group: ContractGroup, row_tiles: int, columns: int) -> bool:
     """Whether rhs, contiguous along n, is read often enough from far apart to be packed."""
-    near = group.n <= columns and group.rhs.view.strides[-2] <= 2 * columns
-    return row_tiles > 2 and not near and group.k > _DIRECT_DEPTH
+    near = group.n <= columns and group.rhs.view.strides[-2] <= 8 * columns
+    return row_tiles > 2 and not near and group.k > _SHORT_DEPTH
 
 
-def _reused_lhs(group: ContractGroup, panels: int) -> bool:
-    """Whether lhs is read often enough, and lies badly enough, to be packed."""
+def _far_lhs(group: ContractGroup, panels: int) -> bool:
+    """Whether lhs lies so that its rows or its steps of the sum get in each other's way.
+
+    Where it is read but once or twice, short blocks of the sum serve as well.
+    """
     across, along = group.lhs.view.strides[-2:]
-    near = along == 1 and across * group.accumulate.bytes % _ALIAS_BYTES != 0
-    return panels > 3 and not near and group.k > _DIRECT_DEPTH
+    if panels <= 2 or group.k <= _SHORT_DEPTH:
+        return False
+    return along != 1 or across * group.accumulate.bytes % _ALIAS_BYTES == 0
 
 
-def _block_k(k: int, lanes: int) -> int:
-    """Even blocks of the sum, whole vectors each; 0 for one block."""
-    if k <= _MAX_DEPTH:
+def _block_k(k: int, lanes: int, *, in_place: bool) -> int:
+    """Steps of the sum in one block, whole vectors, the last block not shorter; 0 for all."""
+    if in_place and k > 2 * _SHORT_DEPTH:
+        most = _SHORT_DEPTH
+    elif k > _MAX_DEPTH:
+        most = _BLOCK_DEPTH
+    else:
         return 0
-    size = -(-k // -(-k // (_MAX_DEPTH // 2)))
-    return size + -size % lanes
+    return next((s for s in range(most, 0, -lanes) if k % s == 0 or k % s >= lanes), 0)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """Splits a product into tasks of whole tiles."""
+def _blocks(group: ContractGroup, target: Target, tile: tuple[int, int]) -> tuple[int, int]:
+    """``block_m`` and ``block_n``: tasks divide the columns, and rows where those are too few.
 
-    group: ContractGroup
-    target: Target
-    rows: int
-    columns: int
+    A task then packs its part of rhs panel by panel, just before it reads it. Rows are divided
+    first where rhs is small, and of a long sum, where packing lhs costs most and few tasks should
+    do it.
+    """
+    row_tiles, panels = -(-group.m // tile[0]), -(-group.n // tile[1])
+    items, threads = math.prod(group.batch), target.threads
+    parts = -(-_tasks(group, target) // items)
+    if group.k > _MAX_DEPTH:
+        parts = min(parts, -(-2 * threads // items))
+    if group.k > _MAX_DEPTH or group.k * group.n * group.accumulate.bytes <= RESIDENT_BYTES:
+        row_parts = min(parts, row_tiles)
+    else:
+        size = group.m * group.k * group.accumulate.bytes
+        row_parts = max(1, -(-size // _BLOCK_BYTES))
+    columns = _share(panels, -(-parts // row_parts), items * row_parts, threads)
+    column_parts = -(-panels // columns)
+    if column_parts * row_parts < parts and not _even(items * row_parts * column_parts, threads):
+        row_parts = -(-parts // column_parts)
+    rows = _share(row_tiles, row_parts, items * column_parts, threads)
+    return rows * tile[0] if rows < row_tiles else 0, columns * tile[1] if columns < panels else 0
 
-    def blocks(self, *, pack_lhs: bool) -> tuple[int, int]:
-        """``block_m`` and ``block_n``."""
-        group = self.group
-        row_tiles, panels = -(-group.m // self.rows), -(-group.n // self.columns)
-        parts = -(-self._tasks() // math.prod(group.batch))
-        if parts > row_tiles or panels > 4 * row_tiles:
-            return 0, -(-panels // min(parts, panels)) * self.columns
-        if pack_lhs:
-            size = group.m * group.k * group.accumulate.bytes
-            parts = max(parts, -(-size // _BLOCK_BYTES))
-        return -(-row_tiles // min(parts, row_tiles)) * self.rows, 0
 
-    def _tasks(self) -> int:
-        """Tasks that pay; as many for each thread, where there are at least as many."""
-        group, threads = self.group, self.target.threads
-        if threads == 1:
-            return 1
-        flops = 2 * math.prod(group.batch) * group.m * group.n * group.k
-        tasks = min(threads * _TASKS_PER_THREAD, max(1, flops // _TASK_FLOPS))
-        return tasks - tasks % threads if tasks >= threads else tasks
+def _share(count: int, parts: int, others: int, threads: int) -> int:
+    """Tiles of a task when ``count`` are divided by about ``parts``, so that threads stay even."""
+    most = -(-count // parts)
+    shares = range(most, 0, -1) if parts > 1 else ()
+    return next((s for s in shares if _even(others * -(-count // s), threads)), most)
+
+
+def _even(tasks: int, threads: int) -> bool:
+    """Whether ``tasks`` equal tasks keep all threads busy for nine tenths of the time."""
+    return tasks >= 0.9 * threads * -(-tasks // threads)
+
+
+def _tasks(group: ContractGroup, target: Target) -> int:
+    """Tasks that pay."""
+    items, k = math.prod(group.batch), group.k
+    moved = items * group.accumulate.bytes * (group.m * k + k * group.n + group.m * group.n)
+    cost = 2 * items * group.m * group.n * k + _FLOPS_PER_BYTE * moved
+    return min(target.threads * _TASKS_PER_THREAD, max(1, cost // _TASK_FLOPS))
 
 
 def _dot_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
@@ -160,7 +188,7 @@ def _dot_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
     if registers(target) < 32:
         wide = {1: 6, 2: 4, 3: 3}.get(group.m, 1)
     columns = min(wide, group.n)
-    block_n = _Work(group, target, group.m, columns).blocks(pack_lhs=False)[1]
+    block_n = _blocks(group, target, (group.m, columns))[1]
     return ContractSchedule(tile_m=group.m, tile_n=columns, block_n=block_n)
 
 

@@ -137,14 +137,32 @@ class Task:
             with b.loop(*region.rows, hint="row") as rows:
                 slot = b.sub(rows.index, region.rows[0])
                 self._pack(self._lhs, region, (rows.index, slot), (start, count))
+        if self._rhs_stays():
+            with (
+                b.loop(*region.rows, hint="row") as rows,
+                b.loop(*region.columns, hint="column") as columns,
+            ):
+                self._tile_step(region, (rows.index, columns.index), start, count)
+            return
         with b.loop(*region.columns, hint="column") as columns:
             if self._packs("rhs"):
                 self._pack(self._rhs, region, (columns.index, b.index(0)), (start, count))
             with b.loop(*region.rows, hint="row") as rows:
-                place = self._place(rows.index, columns.index)
-                self._sum(region, place, start, count)
-                if not self._blocked:
-                    self._finish(region, place, b.index(0))
+                self._tile_step(region, (rows.index, columns.index), start, count)
+
+    def _rhs_stays(self) -> bool:
+        """Whether rhs is small enough to be read again for each row of tiles."""
+        size = self._depth * self._group.n * self._tile.elem.bytes
+        return not self._packs("rhs") and size <= schedules.RESIDENT_BYTES
+
+    def _tile_step(
+        self, region: _Region, tile: tuple[Value, Value], start: Value, count: Value | int
+    ) -> None:
+        """Adds to one tile, and finishes it unless more steps of the sum follow."""
+        place = self._place(*tile)
+        self._sum(region, place, start, count)
+        if not self._blocked:
+            self._finish(region, place, self._b.index(0))
 
     def _pack(
         self,
@@ -225,11 +243,11 @@ class Task:
             number = place.tile[axis]
             if side.name in self._packed:
                 memory, base = self._packed[side.name].item(b, self._buffers, region.batch)
-            else:
-                memory, base = self._scratch[side.name], b.index(0)
-                number = b.sub(number, region.rows[0]) if axis == 0 else b.index(0)
-            base = b.add(base, b.scaled(number, side.width * self._depth))
-            return Strip(memory, base, 1, side.width)
+                base = b.add(base, b.scaled(number, side.width * side.depth))
+                return Strip(memory, b.add(base, b.scaled(start, side.width)), 1, side.width)
+            number = b.sub(number, region.rows[0]) if axis == 0 else b.index(0)
+            base = b.scaled(number, side.width * self._depth)
+            return Strip(self._scratch[side.name], base, 1, side.width)
         source = side.source(b, self._buffers, region.batch)
         at = b.scaled(place.computed[axis], side.across)
         base = b.add(source.base, b.add(at, b.scaled(start, side.along)))
