@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from vkjit import dtypes
 from vkjit.ir.avals import Aval, aval
-from vkjit.ir.primitive import Op, Primitive, Sample
+from vkjit.ir.primitive import Primitive, Sample
 from vkjit.ir.program import Program
-from vkjit.ops.registry import PRIMITIVES
 from vkjit.ops.structural import zeros
 from vkjit.passes.jvp import jvp
 from vkjit.passes.linearize import linearize
@@ -24,12 +23,6 @@ Array = np.ndarray[Any, Any]
 
 seeds = st.integers(0, 2**32 - 1)
 """What a generator starts from: shrinks to 0, and one integer reproduces an example."""
-
-ALL_SAMPLES = [(f"{p.name}-{i}", s) for p in PRIMITIVES for i, s in enumerate(p.samples())]
-
-
-def samples_of(prim: type[Op]) -> list[Sample]:
-    return prim.samples()
 
 
 def draw(sample: Sample, seed: int) -> list[Array]:
