@@ -102,9 +102,7 @@ CREATED: dict[str, Any] = {
     "linspace": lambda n: n.linspace(-1, 2, 7, dtype="float32"),
     "linspace open": lambda n: n.linspace(0, 1, 4, endpoint=False, dtype="float32"),
     "linspace one": lambda n: n.linspace(3, 9, 1, dtype="float32"),
-    "linspace rows": lambda n: n.linspace(
-        V, V, 3, dtype="float32"
-    ),
+    "linspace rows": lambda n: n.linspace(V, V, 3, dtype="float32"),
     "logspace": lambda n: n.logspace(0, 2, 3).astype("float32"),
     "eye": lambda n: n.eye(3, 4, 1, "float32"),
     "identity": lambda n: n.identity(3, "int32"),

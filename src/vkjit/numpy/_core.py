@@ -63,6 +63,11 @@ def constant(value: np.ndarray[Any, Any]) -> Value:
     return Hooks.constant(value)
 
 
+def float_like(dtype: DType, value: float) -> Value:
+    """A Python float as a scalar of a float dtype."""
+    return dtype.type(value)
+
+
 def scalar_of(value: PythonScalar, dtype: DType) -> Value:
     """A Python scalar as a strongly typed NumPy scalar; integers wrap, as in JAX.
 

@@ -11,11 +11,13 @@ import numpy as np
 from vkjit import dtypes
 from vkjit.dtypes import DType
 from vkjit.errors import DTypeError
+from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
 from vkjit.numpy._core import (
     ArrayLike,
     aligned,
     cast,
+    float_like,
     inexact,
     lift,
     operand_aval,
@@ -31,10 +33,19 @@ Binary: TypeAlias = Callable[[Value, Value], Value]
 
 def pair(name: str, x: ArrayLike, y: ArrayLike) -> list[Value]:
     """Two operands of one dtype and shape."""
-    a, b = operand_aval(name, x), operand_aval(name, y)
-    if a is b and not is_numpy(x) and not is_numpy(y):
+    a, b = getattr(x, "aval", None), getattr(y, "aval", None)
+    if a is b and a is not None:
         return [x, y]
+    if b is None and isinstance(y, float) and a is not None and _takes_float(a):
+        return [x, float_like(a.dtype, y)]
+    if a is None and isinstance(x, float) and b is not None and _takes_float(b):
+        return [float_like(b.dtype, x), y]
     return aligned(name, promoted(name, x, y))
+
+
+def _takes_float(of: Aval) -> bool:
+    """Whether a Python float becomes a scalar of the operand's own dtype."""
+    return not of.weak and dtypes.is_float(of.dtype)
 
 
 def numbers(name: str, x: ArrayLike, y: ArrayLike) -> list[Value]:
@@ -47,9 +58,10 @@ def numbers(name: str, x: ArrayLike, y: ArrayLike) -> list[Value]:
 
 def floats(name: str, x: ArrayLike, y: ArrayLike) -> list[Value]:
     """As ``pair``; integers and booleans become floats."""
-    a, b = operand_aval(name, x), operand_aval(name, y)
-    if a is b and dtypes.is_float(a.dtype) and not is_numpy(x) and not is_numpy(y):
-        return [x, y]
+    if dtypes.is_float(operand_aval(name, x).dtype) and dtypes.is_float(
+        operand_aval(name, y).dtype
+    ):
+        return pair(name, x, y)
     return aligned(name, inexact(name, x, y))
 
 
