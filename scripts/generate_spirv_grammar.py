@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,9 @@ def number(value: int | str) -> int:
     return int(value, 16) if isinstance(value, str) else value
 
 
-def pick(kind: str, names: list[str], values: dict[str, int]) -> dict[str, int]:
+def pick(kind: str, names: Iterable[str], values: dict[str, int]) -> dict[str, int]:
     """The wanted members in the order of their numbers."""
+    names = list(names)
     unknown = [name for name in names if name not in values]
     if unknown:
         raise SystemExit(f"{kind}: the grammar has no {', '.join(unknown)}")

@@ -53,7 +53,8 @@ def noisy_builder(error: int) -> Builder:
         value = unary(op, x)
         return off(value) if op is UnOp.SQRT else value
 
-    b.binary, b.unary = noisy_binary, noisy_unary
+    for name, replacement in (("binary", noisy_binary), ("unary", noisy_unary)):
+        setattr(b, name, replacement)
     return b
 
 

@@ -379,7 +379,7 @@ def test_emission_is_deterministic():
     assert emit(coop(F16, F32), FULL) == emit(coop(F16, F32), FULL)
 
 
-@pytest.mark.parametrize("op", sorted(tables.UNEXPANDED, key=lambda op: op.value))
+@pytest.mark.parametrize("op", [op for op in UnOp if op in tables.UNEXPANDED])
 def test_operations_without_instruction_are_refused(op: UnOp):
     b = Builder("refused")
     x = b.buffer("x", F32, 8, Access.READ_WRITE)

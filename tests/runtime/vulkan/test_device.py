@@ -136,6 +136,7 @@ def test_constants_and_donation(vulkan):
     plan = plan_of(launch, barriers=set(), buffers=buffers)
     loaded = vulkan.load(plan, [vulkan.upload(values(2))])
     x_buffer, total = vulkan.upload(values(0)), vulkan.upload(values(1))
+    before = total
     for _ in range(3):
         before = total
         (total,) = loaded.run([x_buffer, total], donated=(1,))

@@ -54,6 +54,8 @@ class VulkanDevice(Device):
         self._staging_heap = Heap(self.logical, known, MemoryKind.STAGING)
         self._staging: list[Span] = []
         self.pipelines = Pipelines(self.logical, known)
+        # Also when the process ends without closing the device.
+        weakref.finalize(self, self.pipelines.save)
         self._loaded: weakref.WeakSet[VulkanLoaded] = weakref.WeakSet()
 
     # -- buffers ----------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ class VulkanDevice(Device):
     # -- accounts ---------------------------------------------------------------------------------
 
     def memory_stats(self) -> MemoryStats:
-        """Arrays and arenas of this process; the limit is the size of the device's heap."""
+        """Arrays and arenas of this process; the limit is what the driver had free at the start."""
         memory = self.memory
         pooled = memory.reserved - memory.live
         return MemoryStats(memory.live, memory.peak, pooled, memory.limit)

@@ -80,8 +80,14 @@ _EXTENSION_OF = {
     "VkPhysicalDeviceShaderAtomicFloatFeaturesEXT": "VK_EXT_shader_atomic_float",
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": "VK_KHR_cooperative_matrix",
 }
+# The specification that first has an extension. Older validation layers take its structs and
+# modules for faults, so under such a layer the extension stays off.
+_SINCE = {
+    "VK_KHR_cooperative_matrix": 1 << 22 | 3 << 12 | 255,
+    "VK_KHR_shader_bfloat16": 1 << 22 | 4 << 12 | 311,
+}
 _BFLOAT16_EXTENSION = "VK_KHR_shader_bfloat16"
-_BUDGET_EXTENSION = "VK_EXT_memory_budget"
+BUDGET_EXTENSION = "VK_EXT_memory_budget"
 
 
 @final
@@ -162,7 +168,8 @@ class _Query:
         functions = instance.functions
         listing = functions.vkEnumerateDeviceExtensionProperties
         known = listed(listing, "VkExtensionProperties", physical, NULL)
-        self._known = {text(e.extensionName) for e in known}
+        names = {text(e.extensionName) for e in known}
+        self._known = {n for n in names if _SINCE.get(n, 0) <= instance.layer_version}
         self.v11 = struct("VkPhysicalDeviceVulkan11Properties")
         self.v12 = struct("VkPhysicalDeviceVulkan12Properties", pNext=self.v11)
         self.v13: Any = None
@@ -178,7 +185,7 @@ class _Query:
         optional = [e for t, e in _EXTENSION_OF.items() if t in self._types()]
         if self._has_bfloat16():
             optional.append(_BFLOAT16_EXTENSION)
-        optional.append(_BUDGET_EXTENSION)
+        optional.append(BUDGET_EXTENSION)
         self.extensions = tuple(e for e in optional if e in self._known)
 
     def _types(self) -> list[str]:

@@ -27,6 +27,7 @@ from vkjit.runtime.vulkan.ffi import (
 )
 
 _LAYER = "VK_LAYER_KHRONOS_validation"
+_ANY_VERSION = 0xFFFFFFFF
 _API_1_2 = 1 << 22 | 2 << 12
 _API_1_3 = 1 << 22 | 3 << 12
 _MESSAGES = (
@@ -53,6 +54,8 @@ class Instance:
     def __init__(self, *, validation: bool) -> None:
         self.validation = validation
         self.messages: list[str] = []
+        # The version of the specification that the layer knows; without a layer, no limit.
+        self.layer_version = _ANY_VERSION
         self._callback: Any = None
         self.handle = self._create()
         # Functions of the instance and the loader's own.
@@ -68,7 +71,7 @@ class Instance:
         extensions: list[str] = []
         following = NULL
         if self.validation:
-            _require_layer()
+            self.layer_version = _layer_version()
             # Without it, recent layers ignore what shaders access through descriptors.
             os.environ["VK_LAYER_SYNCVAL_SHADER_ACCESSES_HEURISTIC"] = "true"
             layers = [_LAYER]
@@ -135,10 +138,14 @@ class Instance:
         return None
 
 
-def _require_layer() -> None:
+def _layer_version() -> int:
+    """The version of the specification that the validation layer knows."""
     known = listed(loader.vkEnumerateInstanceLayerProperties, "VkLayerProperties")
-    if _LAYER not in [text(layer.layerName) for layer in known]:
-        raise DeviceError(
-            f"vulkan: VKJIT_VULKAN_VALIDATION is set but {_LAYER} is not installed; install it "
-            "(Debian: vulkan-validationlayers) or unset the variable"
-        )
+    for layer in known:
+        if text(layer.layerName) == _LAYER:
+            version: int = layer.specVersion
+            return version
+    raise DeviceError(
+        f"vulkan: VKJIT_VULKAN_VALIDATION is set but {_LAYER} is not installed; install it "
+        "(Debian: vulkan-validationlayers) or unset the variable"
+    )

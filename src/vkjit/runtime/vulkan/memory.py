@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, final
 
 from vkjit.errors import OutOfMemoryError
-from vkjit.runtime.vulkan.features import Capabilities
+from vkjit.runtime.vulkan.features import BUDGET_EXTENSION, Capabilities
 from vkjit.runtime.vulkan.ffi import NULL, Handle, check, constants, ffi, result_name, struct
 from vkjit.runtime.vulkan.logical import LogicalDevice
 
@@ -97,7 +97,8 @@ class Heap:
     def __init__(self, device: LogicalDevice, capabilities: Capabilities, kind: MemoryKind) -> None:
         self._device = device
         self._capabilities = capabilities
-        self._type, self.limit = _memory_type(device, kind)
+        self._type, heap = _memory_type(device, kind)
+        self.limit = _budget(device, capabilities, heap)
         self._kept: defaultdict[int, list[Span]] = defaultdict(list)
         self._blocks: list[Block] = []
         self._lock = threading.RLock()  # collection of garbage may give spans back at any point
@@ -285,8 +286,20 @@ def has_unified_memory(device: LogicalDevice) -> bool:
     return any(t.propertyFlags & wanted == wanted for t in types)
 
 
+def _budget(device: LogicalDevice, capabilities: Capabilities, heap: int) -> int:
+    """Bytes of a heap that this process may use now: what others leave, if the driver says it."""
+    properties = _properties(device)
+    size: int = properties.memoryHeaps[heap].size
+    if BUDGET_EXTENSION not in capabilities.extensions:
+        return size
+    budget = struct("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
+    answer = struct("VkPhysicalDeviceMemoryProperties2", pNext=budget)
+    device.instance.functions.vkGetPhysicalDeviceMemoryProperties2(device.physical, answer)
+    return min(size, budget.heapBudget[heap])
+
+
 def _memory_type(device: LogicalDevice, kind: MemoryKind) -> tuple[int, int]:
-    """The index of the memory type for ``kind``, and the size of its heap in bytes."""
+    """The index of the memory type for ``kind``, and that of its heap."""
     properties = _properties(device)
     for wanted in kind.value:
         fits: list[tuple[int, int]] = []
@@ -297,6 +310,5 @@ def _memory_type(device: LogicalDevice, kind: MemoryKind) -> tuple[int, int]:
                 fits.append(((flags & ~wanted).bit_count(), index))
         if fits:
             index = min(fits)[1]
-            heap = properties.memoryTypes[index].heapIndex
-            return index, properties.memoryHeaps[heap].size
+            return index, properties.memoryTypes[index].heapIndex
     raise OutOfMemoryError(f"vulkan: the device has no {kind.name.lower()} memory")
