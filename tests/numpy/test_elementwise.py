@@ -59,7 +59,7 @@ def test_binary_floats(name: str, run: Any, same: Any) -> None:
     with np.errstate(all="ignore"):
         want = getattr(np, name)(x, y)
     want = want if isinstance(want, tuple) else np.asarray(want)
-    want = want.astype(np.float32) if name == "float_power" else want
+    want = np.asarray(want, np.float32) if name == "float_power" else want
     same(run(getattr(jnp, name), jnp.asarray(x), jnp.asarray(y)), want, rtol=3e-6)
 
 

@@ -34,6 +34,33 @@ from vkjit.numpy._shape import broadcast_to, concatenate, expand_dims, ndim, rav
 from vkjit.ops import arithmetic, compare, logical, movement, structural
 from vkjit.trace import aval_of, bind, is_numpy
 
+__all__ = [
+    "arange",
+    "array",
+    "asarray",
+    "astype",
+    "empty",
+    "empty_like",
+    "eye",
+    "full",
+    "full_like",
+    "identity",
+    "linspace",
+    "logspace",
+    "meshgrid",
+    "ones",
+    "ones_like",
+    "tri",
+    "tril",
+    "tril_indices",
+    "triu",
+    "triu_indices",
+    "vander",
+    "view",
+    "zeros",
+    "zeros_like",
+]
+
 
 def array(object: Any, dtype: DTypeLike = None, copy: bool = True, ndmin: int = 0) -> Value:  # noqa: FBT001
     """An array from nested sequences, scalars, NumPy data or arrays.

@@ -19,6 +19,11 @@ from vkjit.numpy._take import diagonal
 from vkjit.ops.structural import broadcast
 from vkjit.trace import aval_of
 
+__all__ = [
+    "einsum",
+]
+
+
 Label = str
 """A letter, or ``.0``, ``.1``... for axes that an ellipsis stands for, counted from the last."""
 

@@ -28,6 +28,42 @@ from vkjit.ops import power as powers
 from vkjit.ops.pointwise import scalar_like, zero_like
 from vkjit.trace import aval_of, is_numpy
 
+__all__ = [
+    "abs",
+    "absolute",
+    "add",
+    "clip",
+    "copysign",
+    "divide",
+    "divmod",
+    "fabs",
+    "float_power",
+    "floor_divide",
+    "fmax",
+    "fmin",
+    "fmod",
+    "heaviside",
+    "hypot",
+    "logaddexp",
+    "logaddexp2",
+    "maximum",
+    "minimum",
+    "mod",
+    "multiply",
+    "negative",
+    "nextafter",
+    "positive",
+    "pow",
+    "power",
+    "reciprocal",
+    "remainder",
+    "sign",
+    "square",
+    "subtract",
+    "true_divide",
+]
+
+
 Binary: TypeAlias = Callable[[Value, Value], Value]
 
 

@@ -38,6 +38,20 @@ from vkjit.numpy._shape import expand_dims, moveaxis, ravel, reshape, roll, slic
 from vkjit.ops import compare, contract
 from vkjit.trace import aval_of
 
+__all__ = [
+    "cross",
+    "diff",
+    "dot",
+    "inner",
+    "kron",
+    "matmul",
+    "outer",
+    "tensordot",
+    "vdot",
+    "vecdot",
+]
+
+
 Pairs = tuple[tuple[int, ...], tuple[int, ...]]
 
 

@@ -27,6 +27,40 @@ from vkjit.ops.pointwise import scalar_like, zero_like
 from vkjit.ops.structural import add, full
 from vkjit.trace import aval_of
 
+__all__ = [
+    "bitwise_and",
+    "bitwise_count",
+    "bitwise_invert",
+    "bitwise_left_shift",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "equal",
+    "greater",
+    "greater_equal",
+    "invert",
+    "isclose",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "isneginf",
+    "isposinf",
+    "left_shift",
+    "less",
+    "less_equal",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "nan_to_num",
+    "not_equal",
+    "right_shift",
+    "select",
+    "signbit",
+    "where",
+]
+
 
 def equal(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``x == y``."""

@@ -12,6 +12,51 @@ from vkjit.ops import arithmetic, compare, logical, math, trigonometry
 from vkjit.ops.pointwise import scalar_like, zero_like
 from vkjit.trace import is_numpy
 
+__all__ = [
+    "acos",
+    "acosh",
+    "arccos",
+    "arccosh",
+    "arcsin",
+    "arcsinh",
+    "arctan",
+    "arctan2",
+    "arctanh",
+    "around",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "cbrt",
+    "ceil",
+    "cos",
+    "cosh",
+    "deg2rad",
+    "degrees",
+    "exp",
+    "exp2",
+    "expm1",
+    "fix",
+    "floor",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "modf",
+    "rad2deg",
+    "radians",
+    "rint",
+    "round",
+    "sin",
+    "sinc",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+]
+
 
 def floating(name: str, x: ArrayLike) -> Value:
     """The operand as a float."""

@@ -39,6 +39,38 @@ from vkjit.ops import logical, reduce, scan, structural
 from vkjit.ops.structural import float_of
 from vkjit.trace import aval_of
 
+__all__ = [
+    "all",
+    "allclose",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "array_equal",
+    "average",
+    "count_nonzero",
+    "cumprod",
+    "cumsum",
+    "max",
+    "mean",
+    "min",
+    "nancumprod",
+    "nancumsum",
+    "nanmax",
+    "nanmean",
+    "nanmin",
+    "nanprod",
+    "nanstd",
+    "nansum",
+    "nanvar",
+    "prod",
+    "ptp",
+    "std",
+    "sum",
+    "var",
+]
+
 
 def _widened(dtype: DType) -> DType:
     """The dtype of a sum: at least 32 bits for integers."""

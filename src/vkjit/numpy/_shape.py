@@ -35,6 +35,43 @@ from vkjit.numpy._core import (
 from vkjit.ops import movement, structural
 from vkjit.trace import aval_of
 
+__all__ = [
+    "array_split",
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
+    "broadcast_arrays",
+    "broadcast_to",
+    "column_stack",
+    "concat",
+    "concatenate",
+    "dstack",
+    "expand_dims",
+    "flip",
+    "fliplr",
+    "flipud",
+    "hstack",
+    "matrix_transpose",
+    "moveaxis",
+    "ndim",
+    "permute_dims",
+    "ravel",
+    "repeat",
+    "reshape",
+    "roll",
+    "rot90",
+    "shape",
+    "size",
+    "split",
+    "squeeze",
+    "stack",
+    "swapaxes",
+    "tile",
+    "transpose",
+    "unstack",
+    "vstack",
+]
+
 
 def shape(a: ArrayLike) -> Shape:
     """Sizes of the axes."""

@@ -31,6 +31,16 @@ from vkjit.numpy._shape import moveaxis, ravel, slice_axis
 from vkjit.ops import arithmetic, compare, indexing, logical, movement, structural
 from vkjit.trace import aval_of, is_numpy
 
+__all__ = [
+    "diag",
+    "diagflat",
+    "diagonal",
+    "pad",
+    "take",
+    "take_along_axis",
+    "trace",
+]
+
 
 def _indices(name: str, indices: ArrayLike) -> Value:
     of = operand_aval(name, indices)

@@ -13,6 +13,40 @@ from vkjit.ir.primitive import Value
 from vkjit.numpy._core import DTypeLike, is_sequence, limits_of, operand_aval
 from vkjit.numpy._creation import array
 
+__all__ = [
+    "bfloat16",
+    "bool_",
+    "can_cast",
+    "finfo",
+    "float16",
+    "float32",
+    "float64",
+    "float_",
+    "floating",
+    "generic",
+    "iinfo",
+    "inexact",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "int_",
+    "integer",
+    "isdtype",
+    "isscalar",
+    "issubdtype",
+    "number",
+    "promote_types",
+    "result_type",
+    "signedinteger",
+    "uint",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "unsignedinteger",
+]
+
 
 @final
 class ScalarType:
