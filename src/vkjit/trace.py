@@ -64,7 +64,16 @@ _state = _State()
 class Trace:
     """Equations recorded so far, and the values captured from outside."""
 
-    __slots__ = ("box", "captured", "captured_vars", "eqns", "lifted", "source")
+    __slots__ = (
+        "box",
+        "captured",
+        "captured_vars",
+        "eqns",
+        "lifted",
+        "region",
+        "regions",
+        "source",
+    )
 
     def __init__(self, box: type[Tracer]) -> None:
         self.box = box
@@ -73,6 +82,8 @@ class Trace:
         self.captured_vars: list[Var] = []
         self.lifted: dict[int, Var] = {}
         self.source: Source | None = None
+        self.region = 0
+        self.regions = 0
 
     def new_input(self, of: Aval) -> Tracer:
         """A tracer for a fresh parameter."""
@@ -106,7 +117,7 @@ class Trace:
         except UserError as error:
             raise _at(error, source) from None
         outs = tuple([Var(a) for a in avals])
-        self.eqns.append(Eqn(prim, atoms, outs, source))
+        self.eqns.append(Eqn(prim, atoms, outs, source, self.region))
         return [self.box(self, v) for v in outs]
 
 
@@ -256,14 +267,43 @@ def apply_program(program: Program, values: Sequence[Value]) -> list[Value]:
     """Binds every equation of ``program`` on ``values``, keeping source lines."""
     env: dict[Var, Value] = dict(zip(program.params, values, strict=True))
     current = _state.current
+    regions: dict[int, int] = {0: current.region if current is not None else 0}
+    outer = regions[0]
     for eqn in program.eqns:
         if current is not None:
             current.source = eqn.source
+            if eqn.region not in regions:
+                regions[eqn.region] = new_region()
+            current.region = regions[eqn.region]
         args = [env[a] if isinstance(a, Var) else a.value for a in eqn.args]
         env.update(zip(eqn.outs, bind_outs(eqn.prim, *args), strict=True))
     if current is not None:
         current.source = None
+        current.region = outer
     return [env[r] if isinstance(r, Var) else r.value for r in program.results]
+
+
+def new_region() -> int:
+    """A number for the next recomputation in the open trace; 0 without one."""
+    current = _state.current
+    if current is None:
+        return 0
+    current.regions += 1
+    return current.regions
+
+
+@contextmanager
+def in_region(region: int) -> Generator[None]:
+    """Operations inside the block are recorded as belonging to ``region``."""
+    current = _state.current
+    if current is None:
+        yield
+        return
+    before, current.region = current.region, region
+    try:
+        yield
+    finally:
+        current.region = before
 
 
 @contextmanager

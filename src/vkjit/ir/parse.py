@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import final
 
 import numpy as np
+
 from vkjit.dtypes import BY_SHORT
 from vkjit.errors import ArgumentError
 from vkjit.ir.avals import Aval, aval
@@ -17,7 +18,7 @@ from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 
 _AVAL = re.compile(r"(\w+)\[([\d,]*)\](\*?)$")
 _HEAD = re.compile(r"([\w.<>]+)\((.*)\) \{$")
-_EQN = re.compile(r"((?:%\d+: \S+?(?:, )?)+) = (\w+)(?:\[(.*)\])?(?: ((?:%|[-\w]).*))?$")
+_EQN = re.compile(r"((?:%\d+: \S+?(?:, )?)+) = (\w+)(?:@(\d+))?(?:\[(.*)\])?(?: ((?:%|[-\w]).*))?$")
 
 
 def parse(source: str, primitives: Iterable[type[Primitive]]) -> Program:
@@ -70,12 +71,13 @@ class _Reader:
         match = _EQN.match(line)
         if match is None or match.group(2) not in self.primitives:
             raise ArgumentError(f"parse: expected '%n: aval = primitive operands', got {line!r}")
-        outs, name, inside, args = match.groups()
+        outs, name, region, inside, args = match.groups()
         prim = self.primitives[name]
         given = _parameters(inside or "")
         made = prim(**{f.name: given[f.name] for f in fields(prim)})  # type: ignore[arg-type]
         atoms = tuple(self.atom(a) for a in _split(args or ""))
-        return Eqn(made, atoms, tuple(self.define(o) for o in _split(outs)))
+        defined = tuple(self.define(o) for o in _split(outs))
+        return Eqn(made, atoms, defined, region=int(region or 0))
 
 
 def _aval(source: str) -> Aval:

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
+
 from vkjit.errors import MissingRuleError
 from vkjit.ir.avals import Aval
 from vkjit.ir.program import Atom, Eqn

@@ -10,6 +10,7 @@ Everything here is immutable once a trace has ended; passes make new programs.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import CodeType
 from typing import TYPE_CHECKING, Any, final
 
@@ -19,6 +20,14 @@ from vkjit.ir.avals import Aval
 
 if TYPE_CHECKING:
     from vkjit.ir.primitive import Primitive
+
+
+@lru_cache(maxsize=4096)
+def _line(code: CodeType, last: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= last < end and line is not None:
+            return line
+    return code.co_firstlineno
 
 
 @final
@@ -34,10 +43,7 @@ class Source:
     @property
     def line(self) -> int:
         """Line number in ``code.co_filename``."""
-        for position, (line, *_rest) in enumerate(self.code.co_positions()):
-            if position == self.last // 2:
-                return line or self.code.co_firstlineno
-        return self.code.co_firstlineno
+        return _line(self.code, self.last)
 
     def __str__(self) -> str:
         return f"{self.code.co_filename}:{self.line}"
@@ -69,9 +75,13 @@ Atom = Var | Literal
 
 @final
 class Eqn:
-    """``outs = prim(args)``, from ``source``."""
+    """``outs = prim(args)``, from ``source``.
 
-    __slots__ = ("args", "outs", "prim", "source")
+    Equal equations of one ``region`` may be merged; a recomputation is a region of its own, because
+    merging it with the original would keep the original alive.
+    """
+
+    __slots__ = ("args", "outs", "prim", "region", "source")
 
     def __init__(
         self,
@@ -79,7 +89,9 @@ class Eqn:
         args: tuple[Atom, ...],
         outs: tuple[Var, ...],
         source: Source | None = None,
+        region: int = 0,
     ) -> None:
+        self.region = region
         self.prim = prim
         self.args = args
         self.outs = outs

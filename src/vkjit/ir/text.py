@@ -6,8 +6,8 @@
       return %3
     }
 
-Variables are numbered by definition. Static parameters print as Python literals; dtypes as their
-short names. ``vkjit.ir.parse`` reads the text back.
+Variables are numbered by definition; ``exp@1`` is in recomputation region 1. Static parameters
+print as Python literals, dtypes as their short names. ``vkjit.ir.parse`` reads the text back.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from enum import Enum
 from typing import cast, final
 
 import numpy as np
+
 from vkjit.dtypes import SHORT, DType
 from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 
@@ -54,10 +55,11 @@ def eqn_text(eqn: Eqn, names: Names, *, lines: bool = False) -> str:
 def prim_text(eqn: Eqn) -> str:
     """The primitive's name, with its static parameters in brackets."""
     parameters = eqn.prim.parameters()
+    name = f"{eqn.prim.name}@{eqn.region}" if eqn.region else eqn.prim.name
     if not parameters:
-        return eqn.prim.name
+        return name
     inside = ", ".join(f"{k}={parameter_text(v)}" for k, v in parameters.items())
-    return f"{eqn.prim.name}[{inside}]"
+    return f"{name}[{inside}]"
 
 
 def parameter_text(value: object) -> str:

@@ -8,8 +8,8 @@ from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 def cse(program: Program) -> Program:
     """Computes equal equations once.
 
-    Equations are equal when primitive, parameters and arguments are. Writes are never merged: each
-    happens exactly as often as the program says.
+    Equations are equal when region, primitive, parameters and arguments are. Writes are never
+    merged: each happens exactly as often as the program says.
     """
     known: dict[object, tuple[Var, ...]] = {}
     same: dict[Var, Var] = {}
@@ -17,13 +17,13 @@ def cse(program: Program) -> Program:
     for eqn in program.eqns:
         args = tuple([_renamed(a, same) for a in eqn.args])
         if eqn.prim.traits.effect:
-            eqns.append(Eqn(eqn.prim, args, eqn.outs, eqn.source))
+            eqns.append(Eqn(eqn.prim, args, eqn.outs, eqn.source, eqn.region))
             continue
-        key = (eqn.prim, *[_key(a) for a in args])
+        key = (eqn.region, eqn.prim, *[_key(a) for a in args])
         found = known.get(key)
         if found is None:
             known[key] = eqn.outs
-            eqns.append(Eqn(eqn.prim, args, eqn.outs, eqn.source))
+            eqns.append(Eqn(eqn.prim, args, eqn.outs, eqn.source, eqn.region))
         else:
             same.update(zip(eqn.outs, found, strict=True))
     results = tuple([_renamed(r, same) for r in program.results])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from vkjit.ir.avals import aval
 from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 
@@ -23,7 +24,7 @@ def fold(program: Program) -> Program:
     for eqn in program.eqns:
         args = tuple([known.get(a, a) if isinstance(a, Var) else a for a in eqn.args])
         if eqn.prim.traits.effect:
-            eqns.append(Eqn(eqn.prim, args, eqn.outs, eqn.source))
+            eqns.append(Eqn(eqn.prim, args, eqn.outs, eqn.source, eqn.region))
             continue
         constant = _constant(eqn, args)
         if constant is not None:
@@ -37,7 +38,7 @@ def fold(program: Program) -> Program:
         if simpler is not None:
             known[eqn.outs[0]] = simpler
             continue
-        kept = Eqn(prim, args, eqn.outs, eqn.source)
+        kept = Eqn(prim, args, eqn.outs, eqn.source, eqn.region)
         eqns.append(kept)
         made.update(dict.fromkeys(eqn.outs, kept))
     results = tuple([known.get(r, r) if isinstance(r, Var) else r for r in program.results])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from vkjit.ir.primitive import Kind
 from vkjit.ir.program import Eqn, Program, Var
 
 
@@ -12,7 +13,8 @@ from vkjit.ir.program import Eqn, Program, Var
 class Linearized:
     """``known`` computes results and residuals; ``linear`` maps residuals and tangents to tangents.
 
-    ``linear`` has the residuals as its first parameters, in the order of ``known``'s last results.
+    ``linear`` has the residuals as its first parameters, in the order of ``known``'s last results;
+    its first equations compute again what was not worth saving.
     """
 
     __slots__ = ("known", "linear", "residuals")
@@ -42,17 +44,84 @@ def linearize(program: Program, tangents: Sequence[int], outputs: int) -> Linear
             known.append(eqn)
     primal_params = tuple(v for i, v in enumerate(program.params) if i not in set(tangents))
     tangent_params = tuple(program.params[i] for i in tangents)
-    saved = _read_from_outside(linear, program.results[outputs:], moving)
+    read = _read_from_outside(linear, program.results[outputs:], moving)
+    saved, again = residuals(known, primal_params, read)
     head = Program(
         primal_params, tuple(known), (*program.results[:outputs], *saved), f"{program.name}.known"
     )
-    tail = Program(
-        (*saved, *tangent_params),
-        tuple(linear),
-        program.results[outputs:],
-        f"{program.name}.linear",
-    )
+    inputs = (*saved, *tangent_params)
+    tail = Program(inputs, (*again, *linear), program.results[outputs:], f"{program.name}.linear")
     return Linearized(head, tail, len(saved))
+
+
+_MAX_CHAIN = 12
+"""Longest chain of operations that is computed again for one residual."""
+
+
+def residuals(
+    known: Sequence[Eqn], params: Sequence[Var], read: Sequence[Var]
+) -> tuple[tuple[Var, ...], tuple[Eqn, ...]]:
+    """What to save of the values that the linear part reads, and what to compute again.
+
+    A value is computed again when pointwise and view operations give it from parameters and values
+    that are saved anyway: then saving it costs memory and traffic, and computing it costs little.
+    Casts and views are thus never saved. Writes are never repeated.
+
+    Returns:
+        the saved values in order of definition, and the equations to run again, in order.
+    """
+    wanted = set(read)
+    depth: dict[Var, int] = dict.fromkeys(params, 0)
+    saved: list[Var] = [p for p in params if p in wanted]
+    made: dict[Var, Eqn] = {}
+    for eqn in known:
+        chain = _chain(eqn, depth)
+        for out in eqn.outs:
+            made[out] = eqn
+            if chain is not None:
+                depth[out] = chain
+            elif out in wanted:
+                depth[out] = 0
+                saved.append(out)
+    return _closed(saved, params, [v for v in read if depth[v] > 0], made, depth)
+
+
+def _chain(eqn: Eqn, depth: dict[Var, int]) -> int | None:
+    """Length of the chain that computes ``eqn`` again, or None where it must be saved."""
+    traits = eqn.prim.traits
+    if traits.kind not in (Kind.POINTWISE, Kind.VIEW) or traits.effect or len(eqn.outs) != 1:
+        return None
+    below = [depth.get(a, _MAX_CHAIN) for a in eqn.args if isinstance(a, Var)]
+    chain = max(below, default=0) + 1
+    return chain if chain <= _MAX_CHAIN else None
+
+
+def _closed(
+    saved: Sequence[Var],
+    params: Sequence[Var],
+    again: Sequence[Var],
+    made: dict[Var, Eqn],
+    depth: dict[Var, int],
+) -> tuple[tuple[Var, ...], tuple[Eqn, ...]]:
+    """Adds the parameters and equations that computing ``again`` needs."""
+    kept = dict.fromkeys(saved)
+    needed: dict[Eqn, None] = {}
+    todo = list(again)
+    while todo:
+        var = todo.pop()
+        if depth[var] == 0:
+            kept.setdefault(var)
+            continue
+        eqn = made[var]
+        if eqn not in needed:
+            needed[eqn] = None
+            todo.extend([a for a in eqn.args if isinstance(a, Var)])
+    order = {v: i for i, v in enumerate((*params, *made))}
+    positions = {id(e): i for i, e in enumerate(made.values())}
+    return (
+        tuple(sorted(kept, key=lambda v: order[v])),
+        tuple(sorted(needed, key=lambda e: positions[id(e)])),
+    )
 
 
 def _read_from_outside(

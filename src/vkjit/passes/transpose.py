@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 
 from vkjit.ir.primitive import Linear, Tangent, Value
 from vkjit.ir.program import Atom, Eqn, Program, Var
 from vkjit.ops.structural import add, zeros
-from vkjit.trace import bind_outs, source_of
+from vkjit.trace import bind_outs, in_region, new_region, source_of
 
 
 def transpose(
@@ -24,22 +25,19 @@ def transpose(
         a cotangent for each linear parameter; None is zero.
     """
     count = len(residuals)
-    known: dict[Var, Value] = dict(zip(program.params[:count], residuals, strict=True))
-    linear = set(program.params[count:])
-    pending = _forward(program, known, linear)
+    known = _Known(program, residuals)
     sums: dict[Var, Value] = {}
     for result, ct in zip(program.results, cotangents, strict=True):
-        if isinstance(result, Var) and result in linear and ct is not None:
+        if isinstance(result, Var) and result in known.linear and ct is not None:
             _accumulate(sums, result, ct)
-    for eqn in reversed(pending):
+    for eqn in reversed(known.pending):
         cts = [sums.pop(v, None) for v in eqn.outs]
         if all(ct is None for ct in cts):
             continue
         with source_of(eqn):
-            filled = [
-                zeros(v.aval) if ct is None else ct for v, ct in zip(eqn.outs, cts, strict=True)
-            ]
-            args = [_argument(a, known, linear) for a in eqn.args]
+            pairs = zip(eqn.outs, cts, strict=True)
+            filled = [zeros(v.aval) if ct is None else ct for v, ct in pairs]
+            args = [known.argument(a) for a in eqn.args]
             outs = eqn.prim.transpose(filled, args)
             for arg, ct in zip(eqn.args, outs, strict=True):
                 if ct is not None and isinstance(arg, Var):
@@ -47,24 +45,50 @@ def transpose(
     return [sums.get(v) for v in program.params[count:]]
 
 
-def _forward(program: Program, known: dict[Var, Value], linear: set[Var]) -> list[Eqn]:
-    """Runs what is known, marks what is linear, and returns the linear equations."""
-    pending: list[Eqn] = []
-    for eqn in program.eqns:
-        if any([a in linear for a in eqn.args if isinstance(a, Var)]):
-            linear.update(eqn.outs)
-            pending.append(eqn)
-            continue
-        args = [known[a] if isinstance(a, Var) else a.value for a in eqn.args]
-        with source_of(eqn):
-            known.update(zip(eqn.outs, bind_outs(eqn.prim, *args), strict=True))
-    return pending
+@final
+class _Known:
+    """Values that do not depend on the linear parameters, computed where they are first needed.
 
+    ``pending`` are the linear equations in order, ``linear`` the variables they involve.
+    """
 
-def _argument(atom: Atom, known: dict[Var, Value], linear: set[Var]) -> Value | Linear:
-    if isinstance(atom, Var):
-        return Linear(atom.aval) if atom in linear else known[atom]
-    return atom.value
+    def __init__(self, program: Program, residuals: Sequence[Value]) -> None:
+        count = len(residuals)
+        self.values: dict[Var, Value] = dict(zip(program.params[:count], residuals, strict=True))
+        self.linear = set(program.params[count:])
+        self.pending: list[Eqn] = []
+        self.made: dict[Var, Eqn] = {}
+        self.region = new_region()
+        for eqn in program.eqns:
+            if any([a in self.linear for a in eqn.args if isinstance(a, Var)]):
+                self.linear.update(eqn.outs)
+                self.pending.append(eqn)
+            else:
+                self.made.update(dict.fromkeys(eqn.outs, eqn))
+
+    def argument(self, atom: Atom) -> Value | Linear:
+        """The value of an argument, or the placeholder of a linear one."""
+        if not isinstance(atom, Var):
+            return atom.value
+        return Linear(atom.aval) if atom in self.linear else self.value(atom)
+
+    def value(self, var: Var) -> Value:
+        """The value of a known variable."""
+        todo = [var]
+        while todo:
+            current = todo[-1]
+            if current in self.values:
+                todo.pop()
+                continue
+            eqn = self.made[current]
+            missing = [a for a in eqn.args if isinstance(a, Var) and a not in self.values]
+            if missing:
+                todo.extend(missing)
+                continue
+            args = [self.values[a] if isinstance(a, Var) else a.value for a in eqn.args]
+            with source_of(eqn), in_region(self.region):
+                self.values.update(zip(eqn.outs, bind_outs(eqn.prim, *args), strict=True))
+        return self.values[var]
 
 
 def _accumulate(sums: dict[Var, Value], var: Var, ct: Value) -> None:

@@ -14,7 +14,16 @@ from typing import final
 from vkjit.lowering.kernel.specs import ContractSpec
 from vkjit.lowering.kernel.types import ScalarType
 from vkjit.lowering.kernel.views import View
-from vkjit.lowering.plan.cluster import Axis, Cluster, ContractPart, Layout, Product, through
+from vkjit.lowering.plan.cluster import (
+    Axis,
+    Cluster,
+    ContractPart,
+    Layout,
+    Part,
+    Product,
+    Repeat,
+    through,
+)
 
 Operand = tuple[int, View, ScalarType]
 
@@ -125,10 +134,12 @@ def _free_layout(free: _Free, peeled: dict[int, Axis], matrix: Axis) -> Layout:
     return layout
 
 
-def _split_axis(axis: Axis, sizes: Sequence[int]) -> list[tuple[Axis, ...]]:
+def _split_axis(axis: Axis, sizes: Sequence[int]) -> list[tuple[Part, ...]]:
     """A matrix axis as the run of axes that it merges."""
     if len(sizes) <= 1:
         return [(axis,)] if sizes else []
+    if axis.size == 0:  # nothing is computed: any parts of these sizes do
+        return [(Repeat(size),) for size in sizes]
     layout = through(_Reshape(tuple(sizes)), ((axis,),))
     assert layout is not None
     return [tuple(p for p in parts if isinstance(p, Axis)) for parts in layout]

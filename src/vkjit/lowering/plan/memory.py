@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
+from numpy.typing import NDArray
+
+Offsets = NDArray[np.int64]
 ALIGNMENT = 64
 """Bytes; a cache line, and the largest vector."""
 
@@ -49,21 +53,31 @@ def lifetimes(uses: Sequence[Sequence[int]], sizes: dict[int, int]) -> list[Life
 
 def arena(live: Sequence[Lifetime]) -> Arena:
     """Places arrays by decreasing size, each at the lowest offset free over its whole lifetime."""
-    placed: list[tuple[int, int, Lifetime]] = []
+    count = len(live)
+    low, high = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    first, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
     offsets: dict[int, int] = {}
-    for item in sorted(live, key=lambda t: (-t.size, t.first)):
+    for placed, item in enumerate(sorted(live, key=lambda t: (-t.size, t.first))):
         size = -(-max(item.size, 1) // ALIGNMENT) * ALIGNMENT
-        start = 0
-        for low, high, other in placed:
-            if high <= start or other.last < item.first or item.last < other.first:
-                continue
-            if low >= start + size:
-                break
-            start = high
+        clash = (first[:placed] <= item.last) & (last[:placed] >= item.first)
+        start = _lowest_gap(low[:placed][clash], high[:placed][clash], size)
         offsets[item.array] = start
-        placed.append((start, start + size, item))
-        placed.sort(key=lambda p: p[0])
-    return Arena(offsets, max([high for _, high, _ in placed], default=0), live_peak(live))
+        low[placed], high[placed] = start, start + size
+        first[placed], last[placed] = item.first, item.last
+    return Arena(offsets, int(high.max(initial=0)), live_peak(live))
+
+
+def _lowest_gap(low: Offsets, high: Offsets, size: int) -> int:
+    """The lowest offset at which ``size`` bytes lie outside all ranges [low, high)."""
+    if not len(low):
+        return 0
+    order = np.argsort(low, kind="stable")
+    reached = np.maximum.accumulate(high[order])
+    starts = low[order]
+    if starts[0] >= size:
+        return 0
+    wide = np.flatnonzero(starts[1:] - reached[:-1] >= size)
+    return int(reached[wide[0]] if len(wide) else reached[-1])
 
 
 def live_peak(live: Sequence[Lifetime]) -> int:

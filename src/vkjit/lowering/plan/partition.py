@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import assert_never, final
 
 from vkjit.errors import InternalError
-from vkjit.ir.primitive import Op
+from vkjit.ir.primitive import Op, Remat
 from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 from vkjit.lowering.kernel.specs import (
     ContractSpec,
@@ -34,19 +33,10 @@ from vkjit.lowering.kernel.specs import (
     WriteSpec,
 )
 from vkjit.lowering.kernel.types import (
-    BF16,
-    F16,
-    F32,
-    F64,
-    I1,
-    I8,
-    I16,
-    I32,
-    I64,
-    Number,
     ScalarType,
 )
 from vkjit.lowering.kernel.views import View, dense, dense_strides
+from vkjit.lowering.plan.bindings import Bound, Lazy, Placed, element, number
 from vkjit.lowering.plan.cluster import (
     Axis,
     Cluster,
@@ -74,64 +64,13 @@ from vkjit.lowering.plan.groups import (
     ScatterAddGroup,
 )
 
-_ELEMENTS = {
-    "bool": I1,
-    "int8": I8,
-    "uint8": I8,
-    "int16": I16,
-    "uint16": I16,
-    "int32": I32,
-    "uint32": I32,
-    "int64": I64,
-    "uint64": I64,
-    "float16": F16,
-    "bfloat16": BF16,
-    "float32": F32,
-    "float64": F64,
-}
+_MAX_WEIGHT = 24
+"""Most operations that are computed on the way instead of by a cluster of their own."""
+_FREE_WEIGHT = 4
+"""Operations cheap enough to be computed again by every reader."""
+_COSTLY_WEIGHT = 8
 _MIN_ROWS = 8
 _MANY_COLUMNS = 1 << 15
-
-
-def element(atom: Atom) -> ScalarType:
-    """The kernel type of an atom's elements."""
-    return _ELEMENTS[atom.aval.dtype.name]
-
-
-@final
-@dataclass(slots=True)
-class Placed:
-    """A value in memory: ``array`` at ``view``, written by clusters up to position ``ready``."""
-
-    array: int
-    view: View
-    ready: float
-
-
-@final
-@dataclass(slots=True)
-class Lazy:
-    """A value inside a cluster that nobody has stored."""
-
-    cluster: Cluster
-    step: int
-    layout: Layout
-
-
-@final
-@dataclass(slots=True)
-class Bound:
-    """What is known of a variable: a constant, a place in memory, a step of a cluster, or both.
-
-    ``seen`` is the value that this one is a view of.
-    """
-
-    type: ScalarType
-    shape: tuple[int, ...]
-    const: Number | None = None
-    placed: Placed | None = None
-    lazy: Lazy | None = None
-    seen: tuple[Bound, ViewSpec] | None = None
 
 
 def partition(program: Program) -> Partition:
@@ -156,6 +95,8 @@ class _Partitioner:
         self.work: list[tuple[float, Cluster | Group]] = []
         self.env: dict[Var, Bound] = {}
         self.origin = ""
+        self.emitted: dict[object, int] = {}
+        self.uses = _use_counts(program)
         for var in program.params:
             array = self.new_array(element(var), var.aval.size)
             place = Placed(array, dense(var.aval.shape), -math.inf)
@@ -178,8 +119,17 @@ class _Partitioner:
     def bound(self, atom: Atom) -> Bound:
         """The binding of an operand."""
         if isinstance(atom, Literal):
-            return Bound(element(atom), (), const=_number(atom))
+            return Bound(element(atom), (), const=number(atom))
         return self.env[atom]
+
+    def in_region(self, bound: Bound, region: int) -> Bound:
+        """An operand of an equation; a recomputation reads what other regions made from memory.
+
+        Joining the cluster of the original would compute the value there and keep it until now.
+        """
+        if region == 0 or bound.lazy is None or bound.region == region:
+            return bound
+        return Bound(bound.type, bound.shape, placed=self.placed(bound), region=region)
 
     def placed(self, bound: Bound) -> Placed:
         """The value in memory, stored now if it is not there yet."""
@@ -228,8 +178,23 @@ class _Partitioner:
             return cluster.add(Const(bound.const, bound.type))
         if bound.lazy is not None and bound.lazy.cluster is cluster:
             return bound.lazy.step
+        where = layout if bound.shape else ()
+        if bound.deferred is not None and bound.placed is None:
+            return self.computed(bound, cluster, where)
         place = bound.placed or self.placed(bound)
-        return cluster.load(place.array, place.view, layout if bound.shape else (), bound.type)
+        return cluster.load(place.array, place.view, where, bound.type)
+
+    def computed(self, bound: Bound, cluster: Cluster, layout: Layout) -> int:
+        """The step of ``cluster`` that computes a deferred value there; one for each layout."""
+        assert bound.deferred is not None
+        spec, operands = bound.deferred
+        key = (bound, leaves(layout))
+        found = self.emitted.get((cluster, key))
+        if found is None:
+            args = tuple([self.operand(o, cluster, layout) for o in operands])
+            found = cluster.add(Scalar(spec.scalar, args, bound.type))
+            self.emitted[(cluster, key)] = found
+        return found
 
     # -- equations ------------------------------------------------------------------------------
 
@@ -241,16 +206,18 @@ class _Partitioner:
         out = eqn.outs[0]
         self.origin = f"{prim.name} at {eqn.source}" if eqn.source else prim.name
         spec = prim.kernel_spec([a.aval for a in eqn.args], out.aval)
-        operands = [self.bound(a) for a in eqn.args]
-        made = Bound(element(out), out.aval.shape)
-        self.bind(spec, operands, made)
+        operands = [self.in_region(self.bound(a), eqn.region) for a in eqn.args]
+        made = Bound(element(out), out.aval.shape, region=eqn.region)
+        self.bind(eqn, spec, operands, made)
         self.env[out] = made
 
-    def bind(self, spec: KernelSpec, operands: Sequence[Bound], made: Bound) -> None:  # noqa: C901  one case per spec
+    def bind(  # noqa: C901  one case per spec
+        self, eqn: Eqn, spec: KernelSpec, operands: Sequence[Bound], made: Bound
+    ) -> None:
         """Fills in where the result ``made`` of one equation is."""
         match spec:
             case PointwiseSpec():
-                made.lazy = self.pointwise(operands, spec, made)
+                self.pointwise(eqn, operands, spec, made)
             case IotaSpec(axis):
                 strides = tuple(int(i == axis) for i in range(len(made.shape)))
                 made.placed = Placed(IOTA, View(made.shape, strides), -math.inf)
@@ -283,8 +250,8 @@ class _Partitioner:
             ):
                 found = bound.lazy.cluster
         for bound in operands:
-            if bound.lazy is None and bound.placed is not None:
-                ready = max(ready, bound.placed.ready)
+            if bound.lazy is None:
+                ready = max(ready, bound.ready())
         return found if found is not None and ready < found.position else None
 
     def joined(
@@ -308,13 +275,23 @@ class _Partitioner:
         cluster = self.new_cluster(shape)
         return cluster, self.identity(cluster)
 
-    def pointwise(self, operands: Sequence[Bound], spec: PointwiseSpec, made: Bound) -> Lazy:
-        """A scalar function, in the cluster of its latest operand or a new one."""
+    def pointwise(
+        self, eqn: Eqn, operands: Sequence[Bound], spec: PointwiseSpec, made: Bound
+    ) -> None:
+        """A scalar function: deferred, in the cluster of its latest operand, or in a new one."""
+        if all(b.lazy is None for b in operands):
+            costly = eqn.prim.traits.remat is Remat.COSTLY
+            made.weight = sum(b.weight for b in operands) + (_COSTLY_WEIGHT if costly else 1)
+            readers = self.uses.get(eqn.outs[0], 0)
+            if made.weight <= (_MAX_WEIGHT if readers == 1 else _FREE_WEIGHT):
+                made.deferred = (spec, tuple(operands))
+                return
         layouts = [self.over(b, made.shape) for b in operands]
         self.settle(operands)
         cluster, layout = self.joined(operands, layouts, made.shape)
         args = tuple([self.operand(b, cluster, layout) for b in operands])
-        return Lazy(cluster, cluster.add(Scalar(spec.scalar, args, made.type)), layout)
+        made.lazy = Lazy(cluster, cluster.add(Scalar(spec.scalar, args, made.type)), layout)
+        made.weight = 0
 
     def over(self, bound: Bound, shape: tuple[int, ...]) -> Layout | None:
         """A lazy operand's layout over the axes of a result of ``shape``; rank 0 repeats."""
@@ -336,6 +313,8 @@ class _Partitioner:
         if x.const is not None:
             made.const = x.const
             return
+        if x.deferred is not None and x.placed is None and self.view_deferred(x, spec, made):
+            return
         if x.lazy is not None:
             layout = through(spec.apply, x.lazy.layout)
             if layout is not None:
@@ -355,6 +334,28 @@ class _Partitioner:
             made.placed = Placed(array, seen, ready)
         elif made.placed is None:
             made.seen = (x, spec)
+
+    def view_deferred(self, x: Bound, spec: ViewSpec, made: Bound) -> bool:
+        """The view of a deferred value as the value of viewed operands, where that can be said."""
+        assert x.deferred is not None
+        scalar, operands = x.deferred
+        seen: list[Bound] = []
+        for operand in operands:
+            part = Bound(operand.type, made.shape if operand.shape else ())
+            if not operand.shape or operand.const is not None:
+                part = operand
+            elif operand.deferred is not None and operand.placed is None:
+                if not self.view_deferred(operand, spec, part):
+                    return False
+            else:
+                place = operand.placed or self.placed(operand)
+                view = spec.apply(place.view)
+                if view is None:
+                    return False
+                part.placed = Placed(place.array, view, place.ready)
+            seen.append(part)
+        made.deferred, made.weight = (scalar, tuple(seen)), x.weight
+        return True
 
     def place(self, operands: Sequence[Bound], spec: PlaceSpec, made: Bound) -> Placed:
         """Operands stored into regions of a new array, after the fill."""
@@ -390,11 +391,13 @@ class _Partitioner:
                 cluster.reduced = [p for i in spec.axes for p in layout[i] if isinstance(p, Axis)]
             cluster.origin.setdefault(self.origin)
         else:
-            self.placed(x)
+            if x.lazy is not None:
+                self.placed(x)
             cluster = self.new_cluster(x.shape)
             cluster.reduced = [cluster.axes[i] for i in spec.axes]
             layout = self.identity(cluster)
-            arg = self.operand(Bound(x.type, x.shape, placed=x.placed), cluster, layout)
+            source = Bound(x.type, x.shape, x.const, x.placed, None, x.deferred)
+            arg = self.operand(source, cluster, layout)
         step = cluster.add(Reduce(spec.rule, arg, made.type))
         return Lazy(cluster, step, tuple(layout[i] for i in kept))
 
@@ -440,8 +443,6 @@ class _Partitioner:
         spread = partial(View.broadcast, shape=made.shape, axes=range(axis, axis + rank))
         index = Bound(indices.type, made.shape, indices.const)
         self.view(indices, ViewSpec(spread), index)
-        if index.const is None and indices.placed is not None and index.placed is None:
-            index.placed = indices.placed
         probe = [index, Bound(table.type, (), placed=place)]
         self.settle(probe)
         cluster, layout = self.joined(probe, [self.over(index, made.shape), None], made.shape)
@@ -536,7 +537,7 @@ class _Partitioner:
     def result_array(self, bound: Bound, inputs: int, taken: Sequence[int]) -> int:
         """A dense array of its own for one result."""
         place = bound.placed if bound.const is None else None
-        if place is None and bound.lazy is not None:
+        if place is None and (bound.lazy is not None or bound.deferred is not None):
             place = self.placed(bound)
         if (
             place is not None
@@ -551,13 +552,17 @@ class _Partitioner:
         return array
 
 
-def _number(literal: Literal) -> Number:
-    """A literal's value; integers as the signed ones with the same bits."""
-    value = literal.value.item()
-    bits = element(literal).bits
-    if isinstance(value, int) and not isinstance(value, bool) and value >> (bits - 1) > 0:
-        return value - (1 << bits)
-    return value
+def _use_counts(program: Program) -> dict[Var, int]:
+    """How many arguments and results name each variable."""
+    counts: dict[Var, int] = {}
+    for eqn in program.eqns:
+        for arg in eqn.args:
+            if isinstance(arg, Var):
+                counts[arg] = counts.get(arg, 0) + 1
+    for result in program.results:
+        if isinstance(result, Var):
+            counts[result] = counts.get(result, 0) + 1
+    return counts
 
 
 def _may_fold(lazy: Lazy, axes: Sequence[int]) -> bool:

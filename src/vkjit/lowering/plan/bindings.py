@@ -1,0 +1,102 @@
+"""What ``partition`` knows of a variable: constant, in memory, in a cluster, or deferred."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from vkjit.ir.program import Atom, Literal
+from vkjit.lowering.kernel.specs import PointwiseSpec, ViewSpec
+from vkjit.lowering.kernel.types import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    Number,
+    ScalarType,
+)
+from vkjit.lowering.kernel.views import View
+from vkjit.lowering.plan.cluster import Cluster, Layout
+
+_ELEMENTS = {
+    "bool": I1,
+    "int8": I8,
+    "uint8": I8,
+    "int16": I16,
+    "uint16": I16,
+    "int32": I32,
+    "uint32": I32,
+    "int64": I64,
+    "uint64": I64,
+    "float16": F16,
+    "bfloat16": BF16,
+    "float32": F32,
+    "float64": F64,
+}
+
+
+def element(atom: Atom) -> ScalarType:
+    """The kernel type of an atom's elements."""
+    return _ELEMENTS[atom.aval.dtype.name]
+
+
+@final
+@dataclass(slots=True)
+class Placed:
+    """A value in memory: ``array`` at ``view``, written by clusters up to position ``ready``."""
+
+    array: int
+    view: View
+    ready: float
+
+
+@final
+@dataclass(slots=True)
+class Lazy:
+    """A value inside a cluster that nobody has stored."""
+
+    cluster: Cluster
+    step: int
+    layout: Layout
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Bound:
+    """What is known of a variable: a constant, a place in memory, a step of a cluster, or both.
+
+    ``deferred`` is a pointwise function of other bindings that no cluster computes yet: whoever
+    uses it computes it on the way. ``weight`` counts the operations of that. ``seen`` is the value
+    that this one is a view of. ``region`` is that of the equation.
+    """
+
+    type: ScalarType
+    shape: tuple[int, ...]
+    const: Number | None = None
+    placed: Placed | None = None
+    lazy: Lazy | None = None
+    deferred: tuple[PointwiseSpec, tuple[Bound, ...]] | None = None
+    weight: int = 0
+    region: int = 0
+    seen: tuple[Bound, ViewSpec] | None = None
+
+    def ready(self) -> float:
+        """The position after which the memory that gives the value is there."""
+        if self.deferred is not None and self.placed is None:
+            return max([o.ready() for o in self.deferred[1]], default=-math.inf)
+        return self.placed.ready if self.placed is not None else -math.inf
+
+
+def number(literal: Literal) -> Number:
+    """A literal's value; integers as the signed ones with the same bits."""
+    value = literal.value.item()
+    bits = element(literal).bits
+    if isinstance(value, int) and not isinstance(value, bool) and value >> (bits - 1) > 0:
+        return value - (1 << bits)
+    return value
