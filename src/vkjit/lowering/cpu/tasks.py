@@ -17,7 +17,7 @@ _TASKS_PER_THREAD = 4
 
 def task_count(items: int, cost: int, target: Target) -> int:
     """Tasks for ``items`` equal pieces that cost ``cost`` additions together."""
-    wanted = min(items, max(1, cost // _TASK_COST))
+    wanted = max(1, min(items, cost // _TASK_COST))
     return min(wanted, target.threads * _TASKS_PER_THREAD) if target.threads > 1 else 1
 
 
