@@ -97,6 +97,7 @@ def update(  # noqa: PLR0913  what, where, with what, how, and two promises
     x, steps = lift("at", x), parse(of, index)
     at = _layout(steps)
     values = cast(lift("at", values), of.dtype)
+    one = values if how == "set" and not aval_of(values).shape else None
     values = broadcast_to(values, result_shape(steps, at))
     region = _cut(x, steps)
     if at is None:
@@ -107,6 +108,9 @@ def update(  # noqa: PLR0913  what, where, with what, how, and two promises
     if mode == "clip":
         last = max(aval_of(rows).shape[at.axis] - 1, 0)
         where = minimum(maximum(where, np.int32(0)), np.int32(last))
+    if one is not None:  # repeated indices all write the same value
+        changed = logical.select(_written(where, aval_of(rows).shape, at.axis), one, rows)
+        return _pasted(x, steps, _apart(changed, aval_of(region).shape, at))
     updates = _unplaced(values, steps, at, aval_of(rows).shape)
     known = unique or _is_unique(steps, at)
     changed = _scattered(rows, where, updates, at.axis, how, unique=known)
@@ -296,13 +300,19 @@ def _scattered(  # noqa: PLR0913  a scatter has this many parts
     size = of.shape[axis]
     if not unique:
         where = _last_only(where, size)
-    ones = structural.full(aval_of(where).shape, np.int32(1))
-    counts = indexing.scatter_add(structural.full((size,), np.int32(0)), where, ones, 0)
-    written = _over(compare.gt(counts, np.int32(0)), of.shape, axis)
+    written = _written(where, of.shape, axis)
     held = dtypes.uint8 if of.dtype == dtypes.bool_ else of.dtype
     blank = structural.full(of.shape, held.type(0))
     placed = indexing.scatter_add(blank, where, cast(updates, held), axis)
     return logical.select(written, cast(placed, of.dtype), rows)
+
+
+def _written(where: Value, shape: Shape, axis: int) -> Value:
+    """A mask of ``shape``: whether an index points to the position along ``axis``."""
+    ones = structural.full(aval_of(where).shape, np.int32(1))
+    none = structural.full((shape[axis],), np.int32(0))
+    counts = indexing.scatter_add(none, where, ones, 0)
+    return _over(compare.gt(counts, np.int32(0)), shape, axis)
 
 
 def _last_only(where: Value, size: int) -> Value:
