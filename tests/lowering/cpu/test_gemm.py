@@ -407,7 +407,7 @@ def test_kernels_stay_small(layout: str) -> None:
     kernels, _ = lower(group, arrays_of(group), target)
     for lowered in kernels:
         nodes = list(all_nodes(lowered.kernel.body))
-        assert len(nodes) < 500
+        assert len(nodes) < 600
         assert sum(isinstance(n, Fma) for n in nodes) in (0, 28)
 
 

@@ -11,13 +11,17 @@ from vkjit.lowering.cpu import gemm_schedule as schedules
 from vkjit.lowering.cpu.gemm_micro import Strip, Tile, dot, outer, prefix, widened
 from vkjit.lowering.cpu.gemm_pack import Operand, Packed, Panel, operand, pack
 from vkjit.lowering.kernel.build import Builder
-from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.types import BinOp, Scratch, Space
+from vkjit.lowering.kernel.nodes import Const, Value
+from vkjit.lowering.kernel.types import I1, BinOp, CmpOp, Scratch, Space
 from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import ContractSchedule
-from vkjit.lowering.templates.body import Point, access_of, evaluate, store
+from vkjit.lowering.templates.body import Point, access_of, evaluate, needed, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.space import coordinates
+
+_MOST_UNROLLED = 90
+"""Steps of the body written out for a tile: two for each vector beside the store."""
+_LONG_SUM = 1024
 
 
 @final
@@ -67,6 +71,7 @@ class Task:
         self._panels = _per_task(schedule.block_n, self._rhs)
         self._depth = min(schedule.block_k or group.k, group.k)
         self._blocked = self._depth < group.k
+        self._light = not self._dot and _is_light(group, self._tile)
         self._scratch = self._declared()
 
     def lowered(self) -> Lowered:
@@ -159,10 +164,43 @@ class Task:
         self, region: _Region, tile: tuple[Value, Value], start: Value, count: Value | int
     ) -> None:
         """Adds to one tile, and finishes it unless more steps of the sum follow."""
+        b = self._b
         place = self._place(*tile)
-        self._sum(region, place, start, count)
-        if not self._blocked:
-            self._finish(region, place, self._b.index(0))
+        totals = self._totals(region, place, start, count)
+        if self._blocked:
+            self._keep(self._sums_at(region, place), totals)
+            return
+        full = self._is_full(place) if self._light else b.const(I1, False)
+        if isinstance(full, Const):
+            self._finish_tile(region, place, totals, whole=bool(full.value))
+            return
+        branch = b.branch(full)
+        with branch.then():
+            self._finish_tile(region, place, totals, whole=True)
+        with branch.otherwise():
+            self._finish_tile(region, place, totals, whole=False)
+
+    def _finish_tile(
+        self, region: _Region, place: _Place, totals: Sequence[Value], *, whole: bool
+    ) -> None:
+        """Finishes a whole tile from registers, any other from scratch memory."""
+        if whole:
+            self._finish_registers(region, place, totals)
+            return
+        base = self._b.index(0)
+        self._keep(base, totals)
+        self._finish(region, place, base)
+
+    def _is_full(self, place: _Place) -> Value:
+        """Whether all of a tile is stored."""
+        b = self._b
+        full: Value = b.const(I1, True)
+        for side, first in self._sides(place):
+            if side.size % side.width:
+                last = b.index(side.size - side.width)
+                inside = b.compare(CmpOp.LE, first, last)
+                full = inside if isinstance(full, Const) else b.binary(BinOp.AND, full, inside)
+        return full
 
     def _pack(
         self,
@@ -211,29 +249,31 @@ class Task:
         column = b.sub(place.tile[1], region.columns[0])
         return b.scaled(b.add(b.scaled(column, self._row_tiles), row), self._tile.size)
 
-    def _sum(self, region: _Region, place: _Place, start: Value, count: Value | int) -> None:
-        """Adds steps of the sum to a tile in scratch memory."""
-        b, tile, sums = self._b, self._tile, self._scratch["sums"]
-        base = self._sums_at(region, place)
-        if count == 0:
-            strips = None
-        else:
-            strips = (
-                self._strip(self._lhs, region, place, start),
-                self._strip(self._rhs, region, place, start),
-            )
-        if self._dot and strips and isinstance(count, int):
-            for i, total in enumerate(dot(b, tile, strips, count)):
-                b.store(sums, b.offset(base, i), total)
-            return
-        offsets = range(0, tile.size, tile.lanes)
-        totals: Sequence[Value] = tile.zeros(b, len(offsets))
+    def _totals(
+        self, region: _Region, place: _Place, start: Value, count: Value | int
+    ) -> Sequence[Value]:
+        """The sums of a tile after ``count`` more steps from ``start`` on."""
+        b, tile = self._b, self._tile
+        totals: Sequence[Value] = tile.zeros(b, tile.size // tile.lanes)
+        if self._group.k == 0 and not self._dot:
+            return totals
+        strips = (
+            self._strip(self._lhs, region, place, start),
+            self._strip(self._rhs, region, place, start),
+        )
+        if self._dot:
+            return dot(b, tile, strips, self._group.k)
         if self._blocked:
+            sums, base = self._scratch["sums"], self._sums_at(region, place)
+            offsets = range(0, tile.size, tile.lanes)
             totals = [b.load(sums, b.offset(base, at), tile.lanes) for at in offsets]
-        if strips:
-            totals = outer(b, tile, strips, count, totals)
-        for at, total in zip(offsets, totals, strict=True):
-            b.store(sums, b.offset(base, at), total)
+        return outer(b, tile, strips, count, totals)
+
+    def _keep(self, base: Value, totals: Sequence[Value]) -> None:
+        """Leaves the sums of a tile, vectors or scalars, in scratch memory."""
+        b, step = self._b, self._tile.size // len(totals)
+        for i, total in enumerate(totals):
+            b.store(self._scratch["sums"], b.offset(base, i * step), total)
 
     def _strip(self, side: Operand, region: _Region, place: _Place, start: Value) -> Strip:
         """An operand as a tile reads it, ``k`` counted from ``start``."""
@@ -276,13 +316,29 @@ class Task:
                 if group.n % tile.lanes or tile.columns % tile.lanes:
                     mask = prefix(b, b.sub(column_end, columns.index), tile.lanes)
                 product = b.load(self._scratch["sums"], b.add(at, columns.index), tile.lanes)
-                product = widened(b, product, group.body[0].type)
-                indices = [*region.batch, rows.index, columns.index]
-                point = Point(b, indices, len(indices) - 1, tile.lanes, mask)
-                wanted = {s.value for s in group.stores}
-                values = evaluate(point, self._buffers, group.body, wanted, {0: product})
-                for step_ in group.stores:
-                    store(point, self._buffers, step_, values[step_.value])
+                self._write(region, (rows.index, columns.index), product, mask)
+
+    def _finish_registers(self, region: _Region, place: _Place, totals: Sequence[Value]) -> None:
+        """Runs the body over a whole tile, vector by vector."""
+        b, tile = self._b, self._tile
+        row, column = place.stored
+        for i, total in enumerate(totals):
+            down, right = divmod(i, tile.vectors)
+            at = b.offset(row, down), b.offset(column, right * tile.lanes)
+            self._write(region, at, total, None)
+
+    def _write(
+        self, region: _Region, at: tuple[Value, Value], total: Value, mask: Value | None
+    ) -> None:
+        """Evaluates the body for a vector of sums, and stores what it gives."""
+        group = self._group
+        product = widened(self._b, total, group.body[0].type)
+        indices = [*region.batch, *at]
+        point = Point(self._b, indices, len(indices) - 1, self._tile.lanes, mask)
+        wanted = {s.value for s in group.stores}
+        values = evaluate(point, self._buffers, group.body, wanted, {0: product})
+        for step in group.stores:
+            store(point, self._buffers, step, values[step.value])
 
     def _sides(self, place: _Place) -> tuple[tuple[Operand, Value], tuple[Operand, Value]]:
         return (self._lhs, place.stored[0]), (self._rhs, place.stored[1])
@@ -294,6 +350,16 @@ class Task:
         if side.size % side.width == 0:
             return last
         return b.binary(BinOp.MIN_S, last, b.index(side.size))
+
+
+def _is_light(group: ContractGroup, tile: Tile) -> bool:
+    """Whether the body is small enough to stand in the kernel once for each vector of a tile.
+
+    After a long sum the time saved does not show.
+    """
+    steps = needed(group.body, {s.value for s in group.stores}, {0})
+    size = (len(steps) + len(group.stores)) * (tile.size // tile.lanes)
+    return size <= _MOST_UNROLLED and group.k <= _LONG_SUM
 
 
 def _per_task(block: int, side: Operand) -> int:
