@@ -97,6 +97,15 @@ def widen(elem: ScalarType, wide: ScalarType, op: ConvertOp) -> Kernel:
     return b.finish((1, 1, 1), (8, 1, 1))
 
 
+def rounded(elem: ScalarType) -> Kernel:
+    """f32 to a narrower float and back, which no buffer holds."""
+    b = Builder("rounded")
+    x = b.buffer("x", F32, 8, Access.READ_WRITE)
+    narrow = b.convert(ConvertOp.FLOAT, b.load(x, b.local_id()), elem)
+    b.store(x, b.local_id(), b.convert(ConvertOp.FLOAT, narrow, F32))
+    return b.finish((1, 1, 1), (8, 1, 1))
+
+
 def reversed_through_shared() -> Kernel:
     b = Builder("reverse")
     x = b.buffer("x", F32, 8, Access.READ_WRITE)
@@ -155,6 +164,7 @@ EXACT = [
     ("copy bf16", copy(BF16, 2), BASE | {"StorageBuffer16BitAccess"}, set()),
     ("copy i8", copy(I8, 1), BASE | {"StorageBuffer8BitAccess"}, set()),
     ("f16 to f32", widen(F16, F32, ConvertOp.FLOAT), BASE | {"StorageBuffer16BitAccess"}, set()),
+    ("f32 to f16 and back", rounded(F16), BASE | {"Float16"}, set()),
     ("i8 to i32", widen(I8, I32, ConvertOp.SEXT), BASE | {"StorageBuffer8BitAccess"}, set()),
     (
         "i16 to f32",

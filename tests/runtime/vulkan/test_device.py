@@ -277,6 +277,10 @@ def test_the_description_names_hardware_and_addressing(vulkan):
     assert vulkan.target.addressing.value in text
 
 
+def test_only_software_devices_are_trusted_to_divide_exactly(vulkan):
+    assert (vulkan.target.quirks == ()) == vulkan.capabilities.is_software
+
+
 def test_the_pipeline_cache_survives_the_process(
     vulkan_instance, tmp_path, monkeypatch: pytest.MonkeyPatch
 ):

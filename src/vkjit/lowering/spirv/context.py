@@ -45,6 +45,8 @@ _ARITHMETIC = {
     # Outside matrices a bfloat16 is its 16 bits: there is no arithmetic on it to ask for.
     BF16: Capability.Int16,
 }
+STORAGE = {8: Capability.StorageBuffer8BitAccess, 16: Capability.StorageBuffer16BitAccess}
+"""What buffers of narrow elements need, by width in bits."""
 _USES = {
     MatUse.A: CooperativeMatrixUse.MatrixAKHR,
     MatUse.B: CooperativeMatrixUse.MatrixBKHR,
@@ -109,6 +111,13 @@ class Context:
         capability = _ARITHMETIC.get(scalar_of(type_))
         if capability is not None:
             self.module.require(capability)
+
+    def settle_narrow_types(self) -> None:
+        """Declares what allows narrow types that no buffer holds: between two conversions, say."""
+        for elem in self.declared_types:
+            capability = _ARITHMETIC.get(elem)
+            if capability is not None and STORAGE[elem.bits] not in self.module.capabilities:
+                self.module.require(capability)
 
     def _declare(self, type_: Type) -> int:
         match type_:

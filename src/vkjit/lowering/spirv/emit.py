@@ -124,6 +124,7 @@ class _Emitter:
         self.region(self.kernel.body)
         module.effect(Op.Return)
         module.effect(Op.FunctionEnd)
+        self.ctx.settle_narrow_types()
         self._float_modes()
         return module.words()
 

@@ -36,7 +36,7 @@ from vkjit.lowering.kernel.types import (
 )
 from vkjit.lowering.spirv.alignment import Multiples
 from vkjit.lowering.spirv.arithmetic import extract, uniform
-from vkjit.lowering.spirv.context import Context
+from vkjit.lowering.spirv.context import STORAGE, Context
 from vkjit.lowering.spirv.grammar import (
     AddressingModel,
     Capability,
@@ -49,7 +49,6 @@ from vkjit.lowering.spirv.grammar import (
 )
 from vkjit.lowering.target import Addressing
 
-_STORAGE = {8: Capability.StorageBuffer8BitAccess, 16: Capability.StorageBuffer16BitAccess}
 _FLOAT_ATOMICS = {
     F16: (Capability.AtomicFloat16AddEXT, "SPV_EXT_shader_atomic_float16_add"),
     F32: (Capability.AtomicFloat32AddEXT, "SPV_EXT_shader_atomic_float_add"),
@@ -118,8 +117,8 @@ class Memories:
     def _block(self, buffer: Buffer, lanes: int) -> int:
         """The struct around the unsized array of a buffer."""
         ctx, elem = self._ctx, buffer.elem
-        if elem.bits in _STORAGE:
-            ctx.module.require(_STORAGE[elem.bits])
+        if elem.bits in STORAGE:
+            ctx.module.require(STORAGE[elem.bits])
         if self._addressed:
             # The rules for 8 and 16 bit types forbid to hold and cast pointers to them, too.
             ctx.need_arithmetic(elem)

@@ -26,7 +26,8 @@ from vkjit.lowering.kernel.types import (
     I64,
     ScalarType,
 )
-from vkjit.lowering.target import Addressing, CoopShape, Target, TargetKind
+from vkjit.lowering.legalize import INEXACT_DIVISION
+from vkjit.lowering.target import Addressing, CoopShape, Quirk, Target, TargetKind
 from vkjit.runtime.vulkan.ffi import (
     NULL,
     Handle,
@@ -264,6 +265,19 @@ class _Query:
             addressing=addressing,
             coop_shapes=self._coop_shapes(),
             features=self._feature_names(),
+            quirks=self._quirks(),
+        )
+
+    def _quirks(self) -> tuple[Quirk, ...]:
+        """Vulkan lets drivers be 2.5 ULP off in division; those that run on the CPU are exact."""
+        if self.properties.properties.deviceType == constants.VK_PHYSICAL_DEVICE_TYPE_CPU:
+            return ()
+        return (
+            Quirk(
+                INEXACT_DIVISION,
+                link="https://docs.vulkan.org/spec/latest/appendices/spirvenv.html",
+                removal="a driver promises correctly rounded OpFDiv and Sqrt, and a query says so",
+            ),
         )
 
     def _addressing(self) -> Addressing:
