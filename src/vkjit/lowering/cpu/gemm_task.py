@@ -21,7 +21,7 @@ from vkjit.lowering.templates.space import coordinates
 
 _MOST_UNROLLED = 90
 """Steps of the body written out for a tile: two for each vector beside the store."""
-_LONG_SUM = 1024
+_LONG_SUM = 256
 
 
 @final
