@@ -32,7 +32,7 @@ from vkjit.lowering.kernel.types import (
 )
 from vkjit.lowering.spirv import tables
 from vkjit.lowering.spirv.emit import FLOAT_MODES, emit
-from vkjit.lowering.spirv.grammar import Capability, ExecutionMode, Op
+from vkjit.lowering.spirv.grammar import Capability, Decoration, ExecutionMode, Op
 from vkjit.lowering.spirv.module import float_bits
 from vkjit.lowering.spirv.validate import disassemble, validate
 from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Addressing, Target
@@ -411,3 +411,18 @@ def test_floats_round_to_their_pattern():
     assert float_bits(1e9, 16) == 0x7C00
     assert float_bits(-1e300, 32) == 0xFF800000
     assert float_bits(-0.0, 64) == 1 << 63
+
+
+def test_drivers_may_not_rewrite_arithmetic_fma_or_rounding():
+    """Products, sums, fma and conversions between floats: all of them are decorated."""
+    b = Builder("precise")
+    x = b.buffer("x", F32, 8, Access.READ_WRITE)
+    value = b.load(x, b.local_id())
+    value = b.fma(value, b.add(value, value), b.mul(value, value))
+    half = b.convert(ConvertOp.FLOAT, b.binary(BinOp.DIV, value, value), F16)
+    b.store(x, b.local_id(), b.convert(ConvertOp.FLOAT, half, F32))
+    words = emit(b.finish((1, 1, 1), (8, 1, 1)), FULL)
+    decorated = [
+        o for op, o in instructions(words) if op is Op.Decorate and o[1] == Decoration.NoContraction
+    ]
+    assert len(decorated) == 6

@@ -183,7 +183,9 @@ def emit_fma(ctx: Context, node: Fma) -> int:
     if scalar_of(node.type) is BF16:
         raise InternalError(f"spirv: fma on {node.type}, expected a legalized kernel")
     operands = (ctx.use(node.a), ctx.use(node.b), ctx.use(node.c))
-    return ctx.module.glsl(Glsl.Fma, ctx.type(node.type), *operands)
+    result = ctx.module.glsl(Glsl.Fma, ctx.type(node.type), *operands)
+    ctx.module.decorate(result, Decoration.NoContraction)  # no rewriting around it, either
+    return result
 
 
 def emit_convert(ctx: Context, node: Convert) -> int:
@@ -195,7 +197,11 @@ def emit_convert(ctx: Context, node: Convert) -> int:
         return _convert_bool(ctx, node)
     full = node.op not in tables.WIDTH_ONLY
     x = ctx.use(node.x, arithmetic=full)
-    return ctx.module.value(tables.CONVERT[node.op], ctx.type(node.type, arithmetic=full), x)
+    result = ctx.module.value(tables.CONVERT[node.op], ctx.type(node.type, arithmetic=full), x)
+    if node.op is ConvertOp.FLOAT:
+        # Or drivers fold a conversion to f16 and back, which would not round.
+        ctx.module.decorate(result, Decoration.NoContraction)
+    return result
 
 
 def _convert_bool(ctx: Context, node: Convert) -> int:
