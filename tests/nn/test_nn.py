@@ -94,9 +94,9 @@ def test_softmax_and_log_softmax_at_the_extremes() -> None:
 
 
 def test_one_hot() -> None:
-    got = nn.one_hot(jnp.asarray(np.int32([0, 2, 5, -1])), 3)
+    got = nn.one_hot(jnp.asarray(np.array([0, 2, 5, -1], np.int32)), 3)
     np.testing.assert_array_equal(got, [[1, 0, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]])
-    first = nn.one_hot(jnp.asarray(np.int32([0, 2])), 3, dtype=jnp.int32, axis=0)
+    first = nn.one_hot(jnp.asarray(np.array([0, 2], np.int32)), 3, dtype=jnp.int32, axis=0)
     np.testing.assert_array_equal(first, [[1, 0], [0, 0], [0, 1]])
     assert first.dtype == np.int32
 
@@ -122,7 +122,7 @@ def test_rms_norm_does_not_overflow_in_f16_nor_vanish_near_zero() -> None:
 
 
 def test_layer_norm_of_a_large_mean_does_not_cancel() -> None:
-    x = np.float32(4096 + np.arange(16) * 2.0**-4)[None]
+    x = (4096 + np.arange(16) * 2.0**-4).astype(np.float32)[None]
     want = (np.arange(16) - 7.5) * 2.0**-4
     want = want / np.sqrt((want**2).mean() + 1e-5)
     np.testing.assert_allclose(nn.layer_norm(f32(x))[0], want, rtol=1e-5)
@@ -190,7 +190,7 @@ def test_attention_gradients_are_finite_and_right_beside_a_row_that_sees_nothing
         for sign in (1, -1):
             moved = list(operands)
             moved[which] = operands[which] + sign * step * direction
-            out = attention_reference(*moved, allowed, 8**-0.5)
+            out = attention_reference(moved[0], moved[1], moved[2], allowed, 8**-0.5)
             ends.append((out**2).sum())
         want = (ends[0] - ends[1]) / (2 * step)
         np.testing.assert_allclose((np.asarray(grad) * direction).sum(), want, rtol=1e-4)

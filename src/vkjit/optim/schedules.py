@@ -20,7 +20,7 @@ from vkjit.errors import ArgumentError
 class Schedule(Protocol):
     """A pure function from the number of steps already made to a factor."""
 
-    def __call__(self, count: Any) -> Any:
+    def __call__(self, count: Any, /) -> Any:
         """Returns the f32 scalar for ``count`` (an int32 scalar or a Python int)."""
         ...
 

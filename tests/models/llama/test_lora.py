@@ -123,7 +123,7 @@ def test_dropout_is_unbiased_and_off_without_a_key() -> None:
     params["model.embed_tokens.weight"] = jnp.asarray(np.float32(rng.normal(size=(11, 8))))
     name = "model.layers.1.mlp.down_proj"
     pair = LoraPair(*(jnp.asarray(np.float32(rng.normal(size=s))) for s in ((2, 12), (8, 2))))
-    inputs = Inputs(jnp.asarray(np.int32([1, 2, 3])))
+    inputs = Inputs(jnp.asarray(np.array([1, 2, 3], np.int32)))
 
     def run(dropout: float, key: object = None) -> np.ndarray:
         spec = LlamaSpec(HYPER, 0.01, dropout)

@@ -70,7 +70,7 @@ def adapters(hyper: LlamaHyper, b_scale: float) -> dict[str, LoraPair]:
 
 def alice(golden: Callable[[str], Any]) -> np.ndarray:
     texts = {snippet["name"]: snippet for snippet in golden("nll")["snippets"]}
-    return np.int32(texts["alice"]["ids"])[None]
+    return np.array(texts["alice"]["ids"], np.int32)[None]
 
 
 def batch_of(ids: np.ndarray, first_target: int = 0) -> Batch:

@@ -13,7 +13,7 @@ from vkjit_models.lora_sft.step import Totals, TrainState, update
 
 
 def weights(*values: float) -> dict[str, Any]:
-    return {"w": jnp.asarray(np.float32(values))}
+    return {"w": jnp.asarray(np.array(values, np.float32))}
 
 
 def state_of(optimizer: optim.GradientTransformation, adapters: dict[str, Any]) -> TrainState:
