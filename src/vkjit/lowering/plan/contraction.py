@@ -39,7 +39,7 @@ class _Free:
         self.sizes = tuple(view.shape[a] for a in axes)
         runs = _runs(view, axes)
         self.run = max(runs, key=lambda r: math.prod(view.shape[a] for a in r), default=())
-        self.peeled = tuple(a for a in axes if a not in self.run and view.shape[a] > 1)
+        self.peeled = tuple(a for a in axes if a not in self.run and view.shape[a] != 1)
         self.count = math.prod(view.shape[a] for a in self.run)
 
 
