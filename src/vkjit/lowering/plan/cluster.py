@@ -64,6 +64,8 @@ def through(apply: Callable[[View], View | None], layout: Layout) -> Layout | No
     Axes of the cluster are split where a boundary falls inside them.
     """
     shape = tuple(math.prod(p.size for p in parts) for parts in leaves(layout))
+    if 0 in shape:  # an empty value: storing it first costs nothing
+        return None
     view = apply(dense(shape))
     if view is None or view.offset or any(s < 0 for s in view.strides):
         return None
