@@ -401,14 +401,14 @@ def test_skinny_products_are_not_packed() -> None:
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_kernels_stay_small(layout: str) -> None:
-    """Compile time is in the text: one register tile per kernel, whatever the edges."""
+    """Compile time is in the text: one register tile for all edges, four steps and a rest."""
     target = replace(REFERENCE, vector_bytes=64, threads=2)
     group = matrices(509, 575, 577, layout)
     kernels, _ = lower(group, arrays_of(group), target)
     for lowered in kernels:
         nodes = list(all_nodes(lowered.kernel.body))
-        assert len(nodes) < 600
-        assert sum(isinstance(n, Fma) for n in nodes) in (0, 28)
+        assert len(nodes) < 900
+        assert sum(isinstance(n, Fma) for n in nodes) <= 5 * 28
 
 
 @pytest.mark.parametrize(

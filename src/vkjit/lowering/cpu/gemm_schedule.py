@@ -25,6 +25,12 @@ _TASKS_PER_THREAD = 8
 _DOT_ROWS = 6
 """Up to this many rows an operand contiguous along k is read in place rather than turned."""
 _MAX_ROWS = 14
+_FEW_ROWS = 18
+"""Rows of one or two tiles."""
+_MOST_PADDING = 1.04
+"""How much more a tile of 8 x 3 vectors may compute than one of 14 x 2, which is a little slower
+where another thread shares the core."""
+_UNROLL = 4
 _MAX_DEPTH = 2048
 """Longest sum in one block: a panel of rhs, and tiles of lhs, then stay in a 2 MiB cache."""
 _BLOCK_DEPTH = 512
@@ -83,7 +89,7 @@ def default_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
     return ContractSchedule(
         tile_m=rows,
         tile_n=columns,
-        tile_k=4 if rows * vectors <= _MAX_ROWS else 1,
+        tile_k=_UNROLL,
         block_m=block_m,
         block_n=block_n,
         block_k=block_k,
@@ -93,21 +99,33 @@ def default_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
 
 
 def _outer_tile(group: ContractGroup, vectors: int, count: int) -> tuple[int, int]:
-    """Rows and vectors of the register tile: 14 x 2 in 32 registers, 6 x 2 in 16.
+    """Rows and vectors of the register tile: 8 x 3 or 14 x 2 in 32 registers, 6 x 2 in 16.
 
     Few rows take more vectors, so that enough sums are under way to hide latency. So do outputs of
     few columns, of which lhs is then read once, and short sums, whose cost is in writing long rows.
-    Rows are evened out over the tiles.
     """
     m = group.m
-    wide = {1: 8, 2: 8, 3: 6, 4: 6, 5: 4, 6: 4}.get(m, 3 if m <= 2 * 9 else 2)
-    if m > 2 * 9 and vectors in (3, 4):
-        wide = vectors
-    elif m > 2 * 9 and vectors > 4 and group.k <= 2 * _SHORT_DEPTH:
+    if m <= _FEW_ROWS:
+        wide = {1: 8, 2: 8, 3: 6, 4: 6, 5: 4, 6: 4}.get(m, 3)
+    elif vectors > 4 and group.k <= 2 * _SHORT_DEPTH:
         wide = 6
-    wide = min(wide, vectors, (count - 1) // (min(m, 4) + 1))
-    most = min(_MAX_ROWS, (count - wide - 1) // wide)
-    return -(-m // -(-m // most)), wide
+    else:
+        wide = 4 if vectors == 4 else 3
+    most = min(wide, vectors, (count - 1) // (min(m, 4) + 1))
+    tall, square = (_rows(m, v, count) for v in (min(most, 2), most))
+    if m > _FEW_ROWS and most == 3 and vectors > 3:
+        padded = [-(-m // r) * r * -(-vectors // v) * v for r, v in ((tall, 2), (square, 3))]
+        if padded[1] > _MOST_PADDING * padded[0]:
+            return tall, 2
+    return square, most
+
+
+def _rows(m: int, vectors: int, count: int) -> int:
+    """Rows of a tile of ``vectors``: as many as registers allow, evened out over the tiles."""
+    most = min(_MAX_ROWS, (count - vectors - 1) // vectors)
+    if m % 8 == 0 and most == 9:
+        return 8
+    return -(-m // -(-m // most))
 
 
 def _far_rhs(group: ContractGroup, row_tiles: int, columns: int) -> bool:

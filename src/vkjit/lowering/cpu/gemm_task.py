@@ -126,7 +126,9 @@ class Task:
             b.store(sums, loop.index, self._tile.zeros(b, 1)[0])
         end, step = b.index(self._group.k), b.index(self._depth)
         with b.loop(b.index(0), end, step, hint="kb") as loop:
-            count = b.binary(BinOp.MIN_S, b.sub(end, loop.index), step)
+            count: Value | int = self._depth
+            if self._group.k % self._depth:
+                count = b.binary(BinOp.MIN_S, b.sub(end, loop.index), step)
             self._sweep(region, loop.index, count)
         with (
             b.loop(*region.columns, hint="column") as columns,
