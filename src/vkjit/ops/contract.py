@@ -49,6 +49,11 @@ class DotGeneral(Op):
                 f"dot_general: operands {lhs}, {rhs}; expected numbers of one dtype; "
                 "cast with .astype(...)"
             )
+        if dtypes.is_int(lhs.dtype) and lhs.dtype != self.accumulate:
+            raise DTypeError(
+                f"dot_general: operands {lhs}, {rhs} summed in {self.accumulate.name}; expected "
+                "integers of that dtype; cast with .astype(...)"
+            )
         left, right = self.lhs_batch + self.lhs_contract, self.rhs_batch + self.rhs_contract
         if (
             len(self.lhs_batch) != len(self.rhs_batch)
@@ -216,11 +221,13 @@ class DotGeneral(Op):
             (dtypes.bfloat16, dtypes.bfloat16),
             (dtypes.bfloat16, dtypes.float32),
             (dtypes.int32, dtypes.int32),
-            (dtypes.int8, dtypes.int32),
+            (dtypes.int8, dtypes.int8),
+            (dtypes.uint8, dtypes.uint8),
         ):
             sums = to if dtypes.is_int(to) else dtypes.float32
+            span = (0.0, 18.0) if of == dtypes.uint8 else (-9.0, 9.0)
             pair = aval((3, 5), of), aval((5, 4), of)
-            made.append(Sample(cls((1,), (0,), (), (), sums, to), pair, -9.0, 9.0))
+            made.append(Sample(cls((1,), (0,), (), (), sums, to), pair, *span))
         return made
 
 
@@ -285,4 +292,6 @@ def dot_general(
     of = aval_of(lhs).dtype
     out = of if preferred is None else preferred
     sums = dtypes.promote_types(float_of(of), float_of(out))
+    if dtypes.is_int(of):  # kernels sum integers of one dtype: they do not know the sign
+        lhs, rhs = cast(lhs, sums), cast(rhs, sums)
     return bind(DotGeneral(contract[0], contract[1], batch[0], batch[1], sums, out), lhs, rhs)
