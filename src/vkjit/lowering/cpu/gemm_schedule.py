@@ -31,6 +31,8 @@ _MOST_PADDING = 1.04
 """How much more a tile of 8 x 3 vectors may compute than one of 14 x 2, which is a little slower
 where another thread shares the core."""
 _UNROLL = 4
+_NARROW = 16
+"""Columns over which the conversion of an element of lhs, one by one, does not pay."""
 _MAX_DEPTH = 2048
 """Longest sum in one block: a panel of rhs, and tiles of lhs, then stay in a 2 MiB cache."""
 _BLOCK_DEPTH = 512
@@ -81,7 +83,7 @@ def default_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
     row_tiles, columns = -(-group.m // rows), vectors * lanes
     pack_rhs = not reads_along_n(group) or _far_rhs(group, row_tiles, columns)
     panels = -(-group.n // columns)
-    pack_lhs = row_tiles > 2 and _far_lhs(group, panels)
+    pack_lhs = _far_lhs(group, row_tiles, panels)
     rhs_apart = not pack_rhs and panels > 1
     lhs_apart = not pack_lhs and group.lhs.view.strides[-1] != 1
     block_k = _block_k(group.k, lanes, in_place=rhs_apart or lhs_apart)
@@ -131,17 +133,21 @@ def _rows(m: int, vectors: int, count: int) -> int:
 def _far_rhs(group: ContractGroup, row_tiles: int, columns: int) -> bool:
     """Whether rhs, contiguous along n, is read often enough from far apart to be packed."""
     near = group.n <= columns and group.rhs.view.strides[-2] <= 8 * columns
-    return row_tiles > 2 and not near and group.k > _SHORT_DEPTH
+    converted = group.rhs.type is not group.accumulate
+    return row_tiles > 2 and (converted or (not near and group.k > _SHORT_DEPTH))
 
 
-def _far_lhs(group: ContractGroup, panels: int) -> bool:
-    """Whether lhs lies so that its rows or its steps of the sum get in each other's way.
+def _far_lhs(group: ContractGroup, row_tiles: int, panels: int) -> bool:
+    """Whether lhs needs conversion more than once, or lies badly.
 
-    Where it is read but once or twice, short blocks of the sum serve as well.
+    It does where its rows or its steps of the sum get in each other's way; but where it is read
+    only once or twice, short blocks of the sum serve as well.
     """
-    across, along = group.lhs.view.strides[-2:]
-    if panels <= 2 or group.k <= _SHORT_DEPTH:
+    if group.lhs.type is not group.accumulate:
+        return panels > 1 or group.n <= _NARROW
+    if row_tiles <= 2 or panels <= 2 or group.k <= _SHORT_DEPTH:
         return False
+    across, along = group.lhs.view.strides[-2:]
     return along != 1 or across * group.accumulate.bytes % _ALIAS_BYTES == 0
 
 
