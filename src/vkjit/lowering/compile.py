@@ -23,6 +23,10 @@ from vkjit.lowering.target import Target, TargetKind
 from vkjit.lowering.templates.context import Lowered, TemplateContext, memory_type
 
 
+_GPU_LANES = 4
+"""Longest vector of SPIR-V without special capabilities."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -105,10 +109,12 @@ class _Lowering:
         """Checked and legalized kernels of a canonical group, and the temporaries they add."""
         context = TemplateContext(self.target, list(infos))
         kernels: list[Lowered] = []
+        lanes = _GPU_LANES if self.target.kind is TargetKind.GPU else None
         for item in _lower(group, context):
-            verify(item.kernel)
+            verify(item.kernel, lanes)
             kernel = legalize(item.kernel, self.target)
-            verify(kernel)
+            if kernel is not item.kernel:
+                verify(kernel, lanes)
             kernels.append(Lowered(kernel, item.arrays))
         return kernels, context.arrays[len(infos) :]
 

@@ -17,6 +17,13 @@ from vkjit.lowering.kernel.types import Number, ScalarType
 from vkjit.lowering.kernel.views import View, dense
 
 
+MAX_WEIGHT = 256
+"""Operations in one cluster, transcendental ones counted ``COSTLY`` times."""
+COSTLY = 16
+MAX_ARRAYS = 48
+"""Loads and stores in one cluster; devices bind only so many buffers."""
+
+
 @final
 class Axis:
     """One axis of a cluster's index space; split axes point to their parts."""
@@ -208,7 +215,11 @@ class ContractPart:
 @final
 @dataclass(slots=True, eq=False)
 class Cluster:
-    """A growing group. ``position`` orders clusters; ``reduced`` axes are folded by reductions."""
+    """A growing group.
+
+    ``position`` orders clusters, ``reduced`` axes are folded by reductions, and ``weight`` counts
+    operations: a kernel that computes too much takes long to compile and runs out of registers.
+    """
 
     position: float
     axes: list[Axis]
@@ -216,6 +227,7 @@ class Cluster:
     stores: list[Store] = field(default_factory=list[Store])
     reduced: list[Axis] = field(default_factory=list[Axis])
     contract: ContractPart | None = None
+    weight: int = 0
     origin: dict[str, None] = field(default_factory=dict[str, None])
     loads: dict[tuple[int, View, Layout, ScalarType], int] = field(
         default_factory=dict[tuple[int, View, Layout, ScalarType], int]
@@ -232,6 +244,10 @@ class Cluster:
         if key not in self.loads:
             self.loads[key] = self.add(Load(array, view, layout, type_))
         return self.loads[key]
+
+    def is_full(self) -> bool:
+        """Whether no more operations should join."""
+        return self.weight > MAX_WEIGHT or len(self.loads) + len(self.stores) > MAX_ARRAYS
 
     def rows(self) -> list[Axis]:
         """Leaf axes that are not reduced."""

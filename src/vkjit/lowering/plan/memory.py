@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Offsets = NDArray[np.int64]
-ALIGNMENT = 64
-"""Bytes; a cache line, and the largest vector."""
+ALIGNMENT = 256
+"""Bytes: the largest offset alignment that Vulkan lets a device ask of storage buffers."""
 
 
 @final

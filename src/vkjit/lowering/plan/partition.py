@@ -38,6 +38,7 @@ from vkjit.lowering.kernel.types import (
 from vkjit.lowering.kernel.views import View, dense, dense_strides
 from vkjit.lowering.plan.bindings import Bound, Lazy, Placed, element, number
 from vkjit.lowering.plan.cluster import (
+    COSTLY,
     Axis,
     Cluster,
     Const,
@@ -64,11 +65,10 @@ from vkjit.lowering.plan.groups import (
     ScatterAddGroup,
 )
 
-_MAX_WEIGHT = 24
+_MAX_WEIGHT = 40
 """Most operations that are computed on the way instead of by a cluster of their own."""
 _FREE_WEIGHT = 4
 """Operations cheap enough to be computed again by every reader."""
-_COSTLY_WEIGHT = 8
 _MIN_ROWS = 8
 _MANY_COLUMNS = 1 << 15
 
@@ -192,6 +192,7 @@ class _Partitioner:
         found = self.emitted.get((cluster, key))
         if found is None:
             args = tuple([self.operand(o, cluster, layout) for o in operands])
+            cluster.weight += bound.weight
             found = cluster.add(Scalar(spec.scalar, args, bound.type))
             self.emitted[(cluster, key)] = found
         return found
@@ -252,7 +253,9 @@ class _Partitioner:
         for bound in operands:
             if bound.lazy is None:
                 ready = max(ready, bound.ready())
-        return found if found is not None and ready < found.position else None
+        if found is None or ready >= found.position or found.is_full():
+            return None
+        return found
 
     def joined(
         self, operands: Sequence[Bound], layouts: Sequence[Layout | None], shape: Sequence[int]
@@ -279,9 +282,9 @@ class _Partitioner:
         self, eqn: Eqn, operands: Sequence[Bound], spec: PointwiseSpec, made: Bound
     ) -> None:
         """A scalar function: deferred, in the cluster of its latest operand, or in a new one."""
+        weight = COSTLY if eqn.prim.traits.remat is Remat.COSTLY else 1
         if all(b.lazy is None for b in operands):
-            costly = eqn.prim.traits.remat is Remat.COSTLY
-            made.weight = sum(b.weight for b in operands) + (_COSTLY_WEIGHT if costly else 1)
+            made.weight = sum(b.weight for b in operands) + weight
             readers = self.uses.get(eqn.outs[0], 0)
             if made.weight <= (_MAX_WEIGHT if readers == 1 else _FREE_WEIGHT):
                 made.deferred = (spec, tuple(operands))
@@ -290,6 +293,7 @@ class _Partitioner:
         self.settle(operands)
         cluster, layout = self.joined(operands, layouts, made.shape)
         args = tuple([self.operand(b, cluster, layout) for b in operands])
+        cluster.weight += weight
         made.lazy = Lazy(cluster, cluster.add(Scalar(spec.scalar, args, made.type)), layout)
         made.weight = 0
 
