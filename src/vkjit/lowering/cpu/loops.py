@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import final
 
+from vkjit.lowering.cpu.lanes import lane_mask, vector_lanes
 from vkjit.lowering.cpu.tasks import share, task_count
+from vkjit.lowering.cpu.turned import turn_of, turned
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.types import BinOp, CmpOp
+from vkjit.lowering.kernel.types import BinOp
 from vkjit.lowering.plan.groups import LoopGroup
 from vkjit.lowering.plan.schedule import LoopSchedule
 from vkjit.lowering.target import Target
@@ -33,21 +35,18 @@ def default_schedule(group: LoopGroup, target: Target) -> LoopSchedule:
     return LoopSchedule(lanes, unroll, task_count(max(1, size // 64), size * cost, target))
 
 
-def vector_lanes(group: LoopGroup, target: Target) -> int:
-    """Lanes of a vector of 32-bit elements; half as many when the group has 64-bit ones."""
-    widest = max((s.type.bits for s in group.body), default=32)
-    return max(1, target.vector_bytes * 8 // max(32, widest))
-
-
 def pointwise(
     group: LoopGroup, schedule: LoopSchedule | None, context: TemplateContext
 ) -> list[Lowered]:
     """One kernel that computes every store of a group without reductions."""
     group = compact(group)
     schedule = schedule or default_schedule(group, context.target)
+    axis = lane_axis(views_of(group.body, group.stores), range(len(group.shape)), schedule.lanes)
+    turn = turn_of(group, axis, schedule.lanes)
+    if turn is not None:
+        return turned(group, turn, schedule, context)
     b = Builder("pointwise", context.target.index_type)
     buffers = Buffers(b, context, access_of(group.body, group.stores))
-    axis = lane_axis(views_of(group.body, group.stores), range(len(group.shape)), schedule.lanes)
     size = group.shape[axis]
     spans = -(-size // _SPAN) if schedule.tasks > 1 else 1
     span = -(-size // spans)
@@ -106,12 +105,6 @@ def _span(
             position = b.add(run.start, loop.index)
             mask = lane_mask(b, position, limit, lanes)
             _write(group, buffers, Point(b, run.indices(position), run.axis, lanes, mask))
-
-
-def lane_mask(b: Builder, position: Value, limit: Value, lanes: int) -> Value:
-    """Which of ``lanes`` positions from ``position`` lie below ``limit``."""
-    where = b.add(b.splat(position, lanes), b.iota(lanes)) if lanes > 1 else position
-    return b.compare(CmpOp.LT, where, b.splat(limit, lanes))
 
 
 def _write(group: LoopGroup, buffers: Buffers, point: Point) -> None:

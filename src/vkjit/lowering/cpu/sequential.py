@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vkjit.lowering.cpu.loops import lane_mask
+from vkjit.lowering.cpu.lanes import lane_mask
 from vkjit.lowering.cpu.tasks import share, task_count
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
@@ -25,7 +25,7 @@ def _lanes(inner: int, target: Target) -> int:
     return 1 if inner == 1 else max(1, target.vector_bytes // 4)
 
 
-def _columns(
+def _columns(  # noqa: PLR0913  two sizes, their width and their cost
     b: Builder, outer: int, inner: int, lanes: int, cost: int, target: Target, visit: Visit
 ) -> int:  # fmt: skip
     """Visits every vector of inner elements, shared by tasks; returns the number of tasks."""

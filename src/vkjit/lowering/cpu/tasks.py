@@ -35,8 +35,3 @@ def share(b: Builder, items: int, tasks: int) -> Generator[Value]:
         return
     with b.loop(low, high, hint="item") as loop:
         yield loop.index
-
-
-def blocks(size: int, lanes: int) -> tuple[int, int]:
-    """Whole vectors of ``lanes`` along ``size``, and elements left over."""
-    return size // lanes, size % lanes
