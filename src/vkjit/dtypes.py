@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Generator
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -49,6 +49,7 @@ _FLOATS = frozenset({bfloat16, float16, float32, float64})
 _SIGNED = frozenset({int8, int16, int32, int64})
 _UNSIGNED = frozenset({uint8, uint16, uint32, uint64})
 _NARROWED = {int64: int32, uint64: uint32, float64: float32}
+_CANONICAL: dict[DType, DType] = {d: _NARROWED.get(d, d) for d in SHORT}
 _state = threading.local()
 
 
@@ -89,6 +90,10 @@ def canonical(dtype: object) -> DType:
     Raises:
         DTypeError: the argument names no supported dtype.
     """
+    if isinstance(dtype, np.dtype) and not x64_enabled():
+        known = _CANONICAL.get(cast("DType", dtype))
+        if known is not None:
+            return known
     try:
         found: DType = np.dtype(dtype)  # type: ignore[call-overload]
     except TypeError as error:

@@ -118,7 +118,7 @@ class Trace:
             raise _at(error, source) from None
         outs = tuple([Var(a) for a in avals])
         self.eqns.append(Eqn(prim, atoms, outs, source, self.region))
-        return [self.box(self, v) for v in outs]
+        return [box(self, v) for v in outs]
 
 
 def is_numpy(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
@@ -126,9 +126,16 @@ def is_numpy(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
     return isinstance(value, (np.ndarray, np.generic))
 
 
+def is_scalar(value: object) -> TypeGuard[np.generic[Any]]:
+    """Whether ``value`` is a NumPy scalar."""
+    return isinstance(value, np.generic)
+
+
 def literal(value: object) -> Literal:
     """A Python or NumPy scalar as a literal; Python scalars are weakly typed."""
     of = aval_of(value)
+    if is_scalar(value) and value.dtype is of.dtype:
+        return Literal(value, of)
     return Literal(np.asarray(value, of.dtype)[()], of)
 
 
@@ -138,6 +145,9 @@ def aval_of(value: Value) -> Aval:
     Raises:
         DTypeError: the value is none of these.
     """
+    found = getattr(value, "aval", None)
+    if found is not None and isinstance(found, Aval):
+        return found
     kind: type[object] = value.__class__
     if kind is float:
         return aval((), default_float(), True)
@@ -147,9 +157,6 @@ def aval_of(value: Value) -> Aval:
         return aval((), canonical(np.bool_), False)
     if is_numpy(value):
         return aval(value.shape, canonical(value.dtype), False)
-    found = getattr(value, "aval", None)
-    if isinstance(found, Aval):
-        return found
     raise DTypeError(
         f"array: {kind.__module__}.{kind.__qualname__} is not an array or scalar; "
         "expected an Array, a NumPy array or a Python scalar"

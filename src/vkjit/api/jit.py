@@ -16,7 +16,7 @@ from vkjit.api.flat import name_of, positions
 from vkjit.api.staged import Lowered, lower
 from vkjit.device_array import DeviceArray, current_device, device_put
 from vkjit.dtypes import x64_enabled
-from vkjit.errors import ArgumentError, DonatedBufferError, StaticArgumentError
+from vkjit.errors import ArgumentError, DonatedBufferError, InternalError, StaticArgumentError
 from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
 from vkjit.runtime.device import Device, Loaded
@@ -29,7 +29,7 @@ Function = Callable[..., Any]
 class Executable:
     """A loaded plan, and what is needed to make arrays of its outputs."""
 
-    __slots__ = ("device", "donated", "loaded", "lowered", "out_avals", "out_tree")
+    __slots__ = ("device", "donated", "loaded", "lowered", "out_avals", "out_tree", "single")
 
     def __init__(
         self, lowered: Lowered, loaded: Loaded, device: Device, out_tree: tree.TreeDef
@@ -40,14 +40,20 @@ class Executable:
         self.out_tree = out_tree
         self.out_avals = lowered.program.out_avals
         self.donated = lowered.donated
+        self.single = out_tree == tree.structure(0)
 
     def __call__(self, leaves: Sequence[DeviceArray]) -> Any:
+        """Runs the plan on the leaves of the arguments."""
         buffers = [v.buffer for v in leaves]
         if self.donated:
             _check_donation(leaves, self.donated)
-        outs = self.loaded.run(buffers, self.donated)
+        try:
+            outs = self.loaded.run(buffers, self.donated)
+        except InternalError:
+            _require_alive(leaves)
+            raise
         arrays = [DeviceArray(of, b) for of, b in zip(self.out_avals, outs, strict=True)]
-        return tree.unflatten(self.out_tree, arrays)
+        return arrays[0] if self.single else tree.unflatten(self.out_tree, arrays)
 
 
 @final
@@ -69,6 +75,8 @@ class Jit:
         self.static_argnames = static_argnames
         self.donate_argnums = donate_argnums
         self._cache: dict[object, Executable] = {}
+        # Calls with nothing but device arrays skip flattening: their avals and device are the key.
+        self._quick: dict[object, Executable] = {}
         update_wrapper(self, fn)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -78,14 +86,22 @@ class Jit:
         return _Bound(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result, computed by the version compiled for these arguments."""
         if tracing():
             return self.fn(*args, **kwargs)
+        flat = None if kwargs else _flat_key(args)
+        if flat is not None:
+            quick = self._quick.get(flat)
+            if quick is not None:
+                return quick(args)
         call = self._call(args, kwargs)
         device = _device_of(call.leaves)
         key = (call.key, device.name, x64_enabled())
         found = self._cache.get(key)
         if found is None:
             found = self._cache[key] = self._compile(call, device)
+        if flat is not None:
+            self._quick[flat] = found
         return found([_on(v, device) for v in call.leaves])
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -102,6 +118,7 @@ class Jit:
     def clear_cache(self) -> None:
         """Forgets all compiled versions."""
         self._cache.clear()
+        self._quick.clear()
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         static = [n for n in self.static_argnums if -len(args) <= n < len(args)]
@@ -112,7 +129,10 @@ class Jit:
         traced, out_tree = call.trace(self.fn)
         lowered = lower(traced, device.target, call.donated(self.donate_argnums))
         constants = [device_put(v, device.name).buffer for v in lowered.constants]
-        return Executable(lowered, device.load(lowered.plan, constants), device, out_tree)
+        setup = lowered.compiled.setup
+        packed = [] if setup is None else device.load(setup).run(constants)
+        loaded = device.load(lowered.plan, [*constants, *packed])
+        return Executable(lowered, loaded, device, out_tree)
 
 
 @final
@@ -268,8 +288,8 @@ def _require_hashable(fn: Function, statics: Iterable[tuple[int | str, Any]]) ->
             hash(value)
         except TypeError as error:
             raise StaticArgumentError(
-                f"jit of {name_of(fn)}: static argument {name!r} is a {type(value).__name__}, which "
-                "is not hashable; pass a tuple, a frozen dataclass or another hashable value"
+                f"jit of {name_of(fn)}: static argument {name!r} is a {type(value).__name__}, "
+                "which is not hashable; pass a tuple, a frozen dataclass or another hashable value"
             ) from error
 
 
@@ -284,6 +304,29 @@ def _on(value: Value, device: Device) -> DeviceArray:
     if type(value) is DeviceArray and value.buffer.device is device:
         return value
     return device_put(value, device.name)
+
+
+def _flat_key(args: tuple[Any, ...]) -> object:
+    """The key of a call whose arguments are all arrays of one device; None for other calls."""
+    if not args or type(args[0]) is not DeviceArray:
+        return None
+    device = args[0].buffer.device
+    avals: list[Aval] = []
+    for arg in args:
+        if type(arg) is not DeviceArray or arg.buffer.device is not device:
+            return None
+        avals.append(arg.aval)
+    return (device, x64_enabled(), *avals)
+
+
+def _require_alive(leaves: Sequence[DeviceArray]) -> None:
+    """Says which argument was donated before, if one was."""
+    for position, leaf in enumerate(leaves):
+        if leaf.buffer.released:
+            raise DonatedBufferError(
+                f"jit: array {position} of the call, {leaf.aval}, was donated to an earlier call; "
+                "use that call's result, or do not donate it (donate_argnums)"
+            )
 
 
 def _check_donation(leaves: Sequence[DeviceArray], donated: Sequence[int]) -> None:

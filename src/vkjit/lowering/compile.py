@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import assert_never, final
 
 from vkjit.ir.program import Program
-from vkjit.lowering.artifact import Launch, Plan, PlannedBuffer, Range, Role
+from vkjit.lowering.artifact import Plan
+from vkjit.lowering.assemble import KernelStep, Layout, split_constant, updated_in_place
 from vkjit.lowering.cpu import lower as cpu
 from vkjit.lowering.gpu import lower as gpu
 from vkjit.lowering.kernel.check import verify
-from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.legalize import legalize
 from vkjit.lowering.plan.canonical import canonical
 from vkjit.lowering.plan.groups import ArrayInfo, Group
-from vkjit.lowering.plan.hazards import barriers, check_order
-from vkjit.lowering.plan.memory import Arena, arena, lifetimes
+from vkjit.lowering.plan.hazards import check_order
+from vkjit.lowering.plan.memory import Arena
 from vkjit.lowering.plan.partition import partition
 from vkjit.lowering.target import Target, TargetKind
 from vkjit.lowering.templates.context import Lowered, TemplateContext, memory_type
-
 
 _GPU_LANES = 4
 """Longest vector of SPIR-V without special capabilities."""
@@ -30,9 +28,14 @@ _GPU_LANES = 4
 @final
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A plan, and the groups and arena it was made from, for inspection."""
+    """A plan, and the groups and arena it was made from, for inspection.
+
+    ``setup`` runs once, on the constants: it packs them. Its outputs are the last constants of
+    ``plan``.
+    """
 
     plan: Plan
+    setup: Plan | None
     groups: tuple[Group, ...]
     arena: Arena
 
@@ -59,21 +62,17 @@ def compile_program(
     lowering = _Lowering(target, parts.arrays)
     for group in parts.groups:
         lowering.add(group)
-    layout = _Layout(lowering.arrays, parts.inputs, parts.results, constants)
-    layout.donate(lowering.steps, donated)
-    plan, space = layout.plan(program.name, lowering.steps)
+    steps = split_constant(lowering.steps, constants, parts.results, lowering.size)
+    layout = Layout(lowering.size, parts.inputs, parts.results, constants, steps.kept)
+    layout.donate(steps.each_call, donated)
+    plan, space = layout.plan(program.name, steps.each_call)
     check_order(plan)
-    return Compiled(plan, parts.groups, space)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A legalized kernel, the arrays behind its buffers, and what it computes."""
-
-    kernel: Kernel
-    arrays: tuple[int, ...]
-    origin: tuple[str, ...]
+    setup = None
+    if steps.once:
+        before = Layout(lowering.size, constants, steps.kept)
+        setup, _ = before.plan(f"{program.name}.setup", steps.once)
+        check_order(setup)
+    return Compiled(plan, setup, parts.groups, space)
 
 
 @final
@@ -83,7 +82,7 @@ class _Lowering:
     def __init__(self, target: Target, arrays: Sequence[ArrayInfo]) -> None:
         self.target = target
         self.arrays = list(arrays)
-        self.steps: list[_Step] = []
+        self.steps: list[KernelStep] = []
         self.known: dict[object, tuple[list[Lowered], list[ArrayInfo]]] = {}
 
     def add(self, group: Group) -> None:
@@ -95,13 +94,19 @@ class _Lowering:
         if found is None:
             found = self.known[key] = self.lowered(key_group, infos)
         kernels, temporaries = found
+        in_place = updated_in_place(group)
         inside = list(outside)
         for info in temporaries:
             self.arrays.append(info)
             inside.append(len(self.arrays) - 1)
         for item in kernels:
             arrays = tuple([inside[a] for a in item.arrays])
-            self.steps.append(_Step(item.kernel, arrays, group.origin))
+            self.steps.append(KernelStep(item.kernel, arrays, group.origin, in_place))
+
+    def size(self, array: int) -> int:
+        """Bytes of an array."""
+        info = self.arrays[array]
+        return info.length * memory_type(info.elem).bytes
 
     def lowered(
         self, group: Group, infos: Sequence[ArrayInfo]
@@ -127,78 +132,3 @@ def _lower(group: Group, context: TemplateContext) -> list[Lowered]:
             return gpu.lower(group, context)
         case _:
             assert_never(context.target.kind)
-
-
-@final
-class _Layout:
-    """Buffers of the plan: constants, inputs, results and the arena, and which array lies where."""
-
-    def __init__(
-        self, arrays: Sequence[ArrayInfo], inputs: int, results: Sequence[int], constants: int
-    ) -> None:
-        self.arrays = arrays
-        self.inputs = inputs
-        self.results = list(results)
-        self.constants = constants
-        self.taken: dict[int, int] = {}
-
-    def size(self, array: int) -> int:
-        """Bytes of an array."""
-        info = self.arrays[array]
-        return info.length * memory_type(info.elem).bytes
-
-    def donate(self, lowered: Sequence[_Step], donated: Collection[int]) -> None:
-        """Lets results take over donated inputs of their size whose last reader comes first.
-
-        A kernel may read the input and write the result only if it touches each element once, which
-        is not known here: the reader must be an earlier kernel than the first writer.
-        """
-        last_read, first_write = _spans(lowered)
-        free = [self.constants + d for d in donated]
-        for result in self.results:
-            for candidate in free:
-                fits = self.size(candidate) == self.size(result)
-                before = last_read.get(candidate, -1) < first_write.get(result, math.inf)
-                if fits and before:
-                    free.remove(candidate)
-                    self.taken[result] = candidate - self.constants
-                    break
-
-    def plan(self, name: str, lowered: Sequence[_Step]) -> tuple[Plan, Arena]:
-        """The finished plan and its arena."""
-        named = {*range(self.inputs), *self.results}
-        temporary = {a: self.size(a) for a in range(len(self.arrays)) if a not in named}
-        space = arena(lifetimes([item.arrays for item in lowered], temporary))
-        buffers: list[PlannedBuffer] = []
-        where: dict[int, Range] = {}
-        for array in range(self.inputs):
-            constant = array < self.constants
-            role = Role.CONSTANT if constant else Role.INPUT
-            position = array if constant else array - self.constants
-            where[array] = Range(len(buffers), 0, self.size(array))
-            buffers.append(PlannedBuffer(role, self.size(array), position))
-        for position, array in enumerate(self.results):
-            taken = self.taken.get(array)
-            if taken is None:
-                where[array] = Range(len(buffers), 0, self.size(array))
-            else:
-                where[array] = where[taken + self.constants]
-            buffers.append(PlannedBuffer(Role.OUTPUT, self.size(array), position, taken))
-        for array, offset in space.offsets.items():
-            where[array] = Range(len(buffers), offset, self.size(array))
-        if space.size:
-            buffers.append(PlannedBuffer(Role.ARENA, space.size))
-        steps = tuple(Launch(item.kernel, tuple(where[a] for a in item.arrays)) for item in lowered)
-        peak = sum(b.size for b in buffers if b.donated is None)
-        return Plan(name, tuple(buffers), steps, barriers(steps), peak, space.size), space
-
-
-def _spans(lowered: Sequence[_Step]) -> tuple[dict[int, int], dict[int, int]]:
-    """Last step that uses each array, and the first that does."""
-    last: dict[int, int] = {}
-    first: dict[int, int] = {}
-    for position, item in enumerate(lowered):
-        for array in item.arrays:
-            last[array] = position
-            first.setdefault(array, position)
-    return last, first

@@ -89,7 +89,9 @@ class Pointwise(Op):
         """Checks that operands share dtype and shape, rank-0 ones aside."""
         first = avals[0]
         shape = first.shape
-        for other in avals[1:]:
+        for other in avals:
+            if other is first:
+                continue
             if other.dtype != first.dtype and not self.mixes_dtypes():
                 raise DTypeError(
                     f"{self.name}: operands {_list(avals)} have different dtypes; expected one "
@@ -107,11 +109,18 @@ class Pointwise(Op):
         if not self.accepts(first.dtype):
             raise DTypeError(f"{self.name}: does not take {_list(avals)}; cast with .astype(...)")
         dtype = self.result_dtype(*[a.dtype for a in avals])
-        return aval(shape, dtype, dtype != dtypes.bool_ and self.is_weak(*avals))
+        weak = self.is_weak(*avals) and dtype != dtypes.bool_
+        # Tracing is quick because most results have an operand's aval.
+        if dtype is first.dtype and shape is first.shape and weak is first.weak:
+            return first
+        return aval(shape, dtype, weak)
 
     def is_weak(self, *avals: Aval) -> bool:
         """Whether the result is weakly typed (booleans never are)."""
-        return all(a.weak for a in avals)
+        for a in avals:  # noqa: SIM110  a generator costs a microsecond here
+            if not a.weak:
+                return False
+        return True
 
     def mixes_dtypes(self) -> bool:
         """Whether operands of different dtypes are expected (``select`` takes a bool first)."""

@@ -40,7 +40,8 @@ def fold(program: Program) -> Program:
             continue
         kept = Eqn(prim, args, eqn.outs, eqn.source, eqn.region)
         eqns.append(kept)
-        made.update(dict.fromkeys(eqn.outs, kept))
+        for out in eqn.outs:
+            made[out] = kept
     results = tuple([known.get(r, r) if isinstance(r, Var) else r for r in program.results])
     return Program(program.params, tuple(eqns), results, program.name)
 

@@ -1,0 +1,209 @@
+"""From kernels in order to a plan: buffers, donation, work done once, memory, barriers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from vkjit.lowering.artifact import Launch, Plan, PlannedBuffer, Range, Role
+from vkjit.lowering.kernel.nodes import Kernel
+from vkjit.lowering.kernel.types import Access
+from vkjit.lowering.plan.groups import GatherStep, Group, LoadStep, LoopGroup
+from vkjit.lowering.plan.hazards import barriers
+from vkjit.lowering.plan.memory import Arena, arena, lifetimes
+
+Pairs = frozenset[tuple[int, int]]
+SizeOf = Callable[[int], int]
+
+_PREPACK_BYTES = 256 << 20
+"""Most memory spent on constants in packed form, unless VKJIT_PREPACK_BYTES says otherwise."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelStep:
+    """A legalized kernel, the arrays behind its buffers, and what it computes.
+
+    ``in_place`` are pairs (read, written) of arrays that may share their memory.
+    """
+
+    kernel: Kernel
+    arrays: tuple[int, ...]
+    origin: tuple[str, ...]
+    in_place: Pairs = frozenset()
+
+    def written(self) -> list[int]:
+        """Arrays that the kernel writes."""
+        return [a for a, b in self._pairs() if b is not Access.READ]
+
+    def read(self) -> list[int]:
+        """Arrays that the kernel reads."""
+        return [a for a, b in self._pairs() if b is not Access.WRITE]
+
+    def _pairs(self) -> list[tuple[int, Access]]:
+        return [(a, b.access) for a, b in zip(self.arrays, self.kernel.buffers, strict=True)]
+
+
+def updated_in_place(group: Group) -> Pairs:
+    """Pairs (read, written) that may be one memory: every element is read where it is written.
+
+    That holds in a pointwise group whose only read of the one array and only write of the other
+    have the same view.
+    """
+    if not isinstance(group, LoopGroup) or group.reduced:
+        return frozenset()
+    reads: dict[int, list[object]] = {}
+    for step in group.body:
+        if isinstance(step, LoadStep):
+            reads.setdefault(step.array, []).append(step.view)
+        elif isinstance(step, GatherStep):
+            reads.setdefault(step.array, []).append(None)
+    writes: dict[int, list[object]] = {}
+    for store in group.stores:
+        writes.setdefault(store.array, []).append(store.view)
+    return frozenset(
+        (source, target)
+        for source, views in reads.items()
+        for target, targets in writes.items()
+        if len(views) == 1 and views == targets
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SplitSteps:
+    """Steps that depend on constants alone, the others, and the arrays the others take over."""
+
+    once: tuple[KernelStep, ...]
+    each_call: tuple[KernelStep, ...]
+    kept: tuple[int, ...]
+
+
+def split_constant(
+    steps: Sequence[KernelStep], constants: int, results: Collection[int], size: SizeOf
+) -> SplitSteps:
+    """Takes the steps that read nothing but constants out of the call, as far as memory allows.
+
+    Args:
+        steps: in order.
+        constants: number of leading arrays that are constants.
+        results: arrays that must be written in every call.
+        size: bytes of an array.
+    """
+    limit = int(os.environ.get("VKJIT_PREPACK_BYTES", _PREPACK_BYTES))
+    writers: dict[int, int] = {}
+    for step in steps:
+        for array in step.written():
+            writers[array] = writers.get(array, 0) + 1
+    known = set(range(constants))
+    once: list[KernelStep] = []
+    each_call: list[KernelStep] = []
+    for step in steps:
+        made = step.written()
+        spent = sum(size(a) for a in made)
+        fixed = (
+            constants > 0
+            and all(a in known for a in step.read())
+            and all(writers[a] == 1 and a not in results for a in made)
+        )
+        if fixed and spent <= limit:
+            limit -= spent
+            known.update(made)
+            once.append(step)
+        else:
+            each_call.append(step)
+    wanted = {a for step in each_call for a in step.read()}
+    kept = tuple(a for step in once for a in step.written() if a in wanted)
+    return SplitSteps(tuple(once) if kept else (), tuple(each_call), kept)
+
+
+@final
+class Layout:
+    """Buffers of a plan: constants, inputs, results and the arena, and which array lies where.
+
+    Arrays 0 to ``inputs`` - 1 come from outside, the first ``constants`` of them and the arrays
+    ``kept`` are constants.
+    """
+
+    def __init__(
+        self,
+        size: SizeOf,
+        inputs: int,
+        results: Sequence[int],
+        constants: int = 0,
+        kept: Sequence[int] = (),
+    ) -> None:
+        self.size = size
+        self.inputs = inputs
+        self.results = list(results)
+        self.constants = constants
+        self.kept = list(kept)
+        self.taken: dict[int, int] = {}
+
+    def donate(self, steps: Sequence[KernelStep], donated: Collection[int]) -> None:
+        """Lets results take over the memory of donated inputs of their size.
+
+        The last step that uses the input must come before the first that writes the result, or be
+        that step and update the elements in place.
+        """
+        last, first = _spans(steps)
+        free = [self.constants + d for d in donated]
+        for result in self.results:
+            start = first.get(result, len(steps))
+            for candidate in free:
+                end = last.get(candidate, -1)
+                in_place = end == start and (candidate, result) in steps[end].in_place
+                if self.size(candidate) == self.size(result) and (end < start or in_place):
+                    free.remove(candidate)
+                    self.taken[result] = candidate - self.constants
+                    break
+
+    def plan(self, name: str, steps: Sequence[KernelStep]) -> tuple[Plan, Arena]:
+        """The finished plan and its arena."""
+        named = {*range(self.inputs), *self.results, *self.kept}
+        used = {a for step in steps for a in step.arrays if a not in named}
+        space = arena(lifetimes([step.arrays for step in steps], {a: self.size(a) for a in used}))
+        buffers: list[PlannedBuffer] = []
+        where: dict[int, Range] = {}
+
+        def place(array: int, role: Role, position: int) -> None:
+            where[array] = Range(len(buffers), 0, self.size(array))
+            buffers.append(PlannedBuffer(role, self.size(array), position))
+
+        for array in range(self.inputs):
+            if array < self.constants:
+                place(array, Role.CONSTANT, array)
+            else:
+                place(array, Role.INPUT, array - self.constants)
+        for position, array in enumerate(self.kept):
+            place(array, Role.CONSTANT, self.constants + position)
+        for position, array in enumerate(self.results):
+            taken = self.taken.get(array)
+            where[array] = (
+                Range(len(buffers), 0, self.size(array))
+                if taken is None
+                else where[taken + self.constants]
+            )
+            buffers.append(PlannedBuffer(Role.OUTPUT, self.size(array), position, taken))
+        for array, offset in space.offsets.items():
+            where[array] = Range(len(buffers), offset, self.size(array))
+        if space.size:
+            buffers.append(PlannedBuffer(Role.ARENA, space.size))
+        launches = tuple(
+            Launch(step.kernel, tuple(where[a] for a in step.arrays), step.origin) for step in steps
+        )
+        peak = sum(b.size for b in buffers if b.donated is None)
+        return Plan(name, tuple(buffers), launches, barriers(launches), peak, space.size), space
+
+
+def _spans(steps: Sequence[KernelStep]) -> tuple[dict[int, int], dict[int, int]]:
+    """Last step that uses each array, and the first that does."""
+    last: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for position, step in enumerate(steps):
+        for array in step.arrays:
+            last[array] = position
+            first.setdefault(array, position)
+    return last, first
