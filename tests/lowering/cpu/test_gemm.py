@@ -213,9 +213,13 @@ def test_layouts_and_ragged_edges(shape: tuple[int, int, int], layout: str) -> N
 
 @pytest.mark.parametrize("where", [*TARGETS, "cpu"])
 def test_empty_sum_is_zero(where: str) -> None:
-    group = matrices(5, 9, 0)
-    got = run(group, arrays_of(group), where)[OUT]
-    np.testing.assert_array_equal(got, np.zeros(45, np.float32))
+    for m, n in ((5, 9), (1, 9), (9, 1)):
+        group = matrices(m, n, 0)
+        data = arrays_of(group)
+        got = run(group, data, where)[OUT]
+        np.testing.assert_array_equal(got, np.zeros(m * n, np.float32))
+        kernels, _ = lower(group, data, REFERENCE)
+        assert [len(k.arrays) for k in kernels] == [1], "operands without elements are not touched"
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 3), (4, 0, 3)], ids=str)

@@ -16,8 +16,9 @@ from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import ContractSchedule
 from vkjit.lowering.target import Target
 
-_TASK_FLOPS = 4_500_000
-"""Work of a task that pays for handing it to another thread: about 30 microseconds."""
+_TASK_FLOPS = 2_500_000
+"""Work of a task that pays for handing it to another thread: 15 to 20 microseconds, against one
+microsecond that the thread pool takes."""
 _FLOPS_PER_BYTE = 6
 """Work that takes as long as moving a byte from the third-level cache."""
 _TASKS_PER_THREAD = 8

@@ -257,8 +257,9 @@ class Task:
         """The sums of a tile after ``count`` more steps from ``start`` on."""
         b, tile = self._b, self._tile
         totals: Sequence[Value] = tile.zeros(b, tile.size // tile.lanes)
-        if self._group.k == 0 and not self._dot:
-            return totals
+        if self._group.k == 0:
+            scalar = b.const(tile.elem, 0.0 if tile.elem.kind == "float" else 0)
+            return (scalar,) * tile.size if self._dot else totals
         strips = (
             self._strip(self._lhs, region, place, start),
             self._strip(self._rhs, region, place, start),
