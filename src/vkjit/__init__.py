@@ -5,6 +5,8 @@ Write a function over ``vkjit.numpy`` arrays; differentiate it with ``grad``, ba
 where they do not.
 """
 
+from __future__ import annotations
+
 from vkjit import lax, nn, numpy, optim, random, tree
 from vkjit.api.autodiff import grad, hessian, jacfwd, jacrev, jvp, linearize, value_and_grad, vjp
 from vkjit.api.batching import vmap

@@ -1,7 +1,7 @@
 """Arrays on a device, and how operations run when no trace is open.
 
-Outside ``jit`` an operation runs at once, by the NumPy evaluator on the host; its result goes to the
-device of its operands. ``jit`` is what compiles.
+Outside ``jit`` an operation runs at once, by the NumPy evaluator on the host; its result goes to
+the device of its operands. ``jit`` is what compiles.
 """
 
 from __future__ import annotations

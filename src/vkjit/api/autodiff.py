@@ -185,7 +185,7 @@ def jacfwd(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
 
 
 def jacrev(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
-    """The Jacobian of ``fn``, one row per output element, by reverse mode; shaped as ``jacfwd``'s."""
+    """The Jacobian of ``fn`` by reverse mode, one row per output element; shape as ``jacfwd``."""
 
     @wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -336,8 +336,8 @@ def _nested(
     columns: Any,
     leaves: Sequence[Value],
     in_tree: tree.TreeDef,
-    single: bool,
-    count: int,  # noqa: FBT001  one caller
+    single: bool,  # noqa: FBT001  one caller
+    count: int,
 ) -> Any:
     """Columns of a Jacobian split by input leaf, inside the structure of the output."""
     ends = np.cumsum([aval_of(v).size for v in leaves])

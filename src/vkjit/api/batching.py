@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 from vkjit import tree
 from vkjit.api.flat import flatten_call, name_of
@@ -60,13 +60,13 @@ def vmap(
 
 def _prefix(in_axes: Axes, args: Sequence[Any], fn: Callable[..., Any]) -> list[int | None]:
     """One axis for each leaf of ``args``."""
-    per_arg: Sequence[Any] = (
-        in_axes if isinstance(in_axes, (tuple, list)) else [in_axes] * len(args)
-    )
+    per_arg: Sequence[Any] = [in_axes] * len(args)
+    if isinstance(in_axes, tuple | list):
+        per_arg = cast("Sequence[Any]", in_axes)
     if len(per_arg) != len(args):
         raise ArgumentError(
-            f"vmap of {name_of(fn)}: in_axes {in_axes} for {len(args)} arguments; expected one entry "
-            "for each"
+            f"vmap of {name_of(fn)}: in_axes {in_axes} for {len(args)} arguments; expected "
+            "one entry for each"
         )
     return [a for entry, arg in zip(per_arg, args, strict=True) for a in _spread(entry, arg)]
 
@@ -103,7 +103,8 @@ def _size(
         )
     if not sizes:
         raise ArgumentError(
-            f"vmap of {name_of(fn)}: no argument is mapped; expected an axis in in_axes or axis_size"
+            f"vmap of {name_of(fn)}: no argument is mapped; expected an axis in in_axes "
+            "or axis_size"
         )
     return next(iter(sizes))
 
@@ -123,10 +124,10 @@ def _example(value: Value, axis: int | None) -> Any:
 
 def _place(
     value: Value,
-    spread: bool,
+    spread: bool,  # noqa: FBT001  a flag per result
     target: int | None,
     size: int,
-    fn: Callable[..., Any],  # noqa: FBT001  a flag per result
+    fn: Callable[..., Any],
 ) -> Value:
     """A result with its batch axis at ``target``."""
     of = aval_of(value)

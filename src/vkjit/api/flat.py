@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, cast, final
 
 from vkjit import tree
 from vkjit.errors import ArgumentError
@@ -32,16 +32,12 @@ class FlatFunction:
         self.main = 0
 
     def __call__(self, *leaves: Value) -> list[Value]:
+        """The leaves of the result for those of the arguments."""
         args, kwargs = tree.unflatten(self.in_tree, leaves)
         result = self.fn(*args, **kwargs)
         aux: list[Value] = []
         if self.has_aux:
-            if not isinstance(result, tuple) or len(result) != 2:  # type: ignore[arg-type]
-                raise ArgumentError(
-                    f"has_aux: the function returned {type(result).__name__}, expected a pair "
-                    "(value, auxiliary data)"
-                )
-            result, extra = result
+            result, extra = _pair(result)
             aux, self.aux_tree = tree.flatten(extra)
         out, self.out_tree = tree.flatten(result)
         self.main = len(out)
@@ -60,6 +56,18 @@ class FlatFunction:
         """The auxiliary part from all leaves of the result."""
         assert self.aux_tree is not None
         return tree.unflatten(self.aux_tree, list(leaves[self.main :]))
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    """What a function with ``has_aux`` returned, as its two parts."""
+    if isinstance(result, tuple):
+        parts = cast("tuple[Any, ...]", result)
+        if len(parts) == 2:
+            return parts[0], parts[1]
+    raise ArgumentError(
+        f"has_aux: the function returned {type(result).__name__}, expected a pair "
+        "(value, auxiliary data)"
+    )
 
 
 def flatten_call(

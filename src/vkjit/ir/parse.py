@@ -18,7 +18,9 @@ from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 
 _AVAL = re.compile(r"(\w+)\[([\d,]*)\](\*?)$")
 _HEAD = re.compile(r"([\w.<>]+)\((.*)\) \{$")
-_EQN = re.compile(r"((?:%\d+: \S+?(?:, )?)+) = (\w+)(?:@(\d+))?(?:\[([^\]]*)\])?(?: ((?:%|[-\w]).*))?$")
+_EQN = re.compile(
+    r"((?:%\d+: \S+?(?:, )?)+) = (\w+)(?:@(\d+))?(?:\[([^\]]*)\])?(?: ((?:%|[-\w]).*))?$"
+)
 
 
 def parse(source: str, primitives: Iterable[type[Primitive]]) -> Program:

@@ -9,6 +9,8 @@ Names, argument order and semantics are Optax's where Optax has the thing; the d
 `clip_by_global_norm` (PyTorch's 1e-6) and the schedules (warm-up as an argument).
 """
 
+from __future__ import annotations
+
 from vkjit.optim import schedules
 from vkjit.optim.adam import AdamState, adam, adamw, scale_by_adam
 from vkjit.optim.base import (

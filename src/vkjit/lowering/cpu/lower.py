@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import assert_never
 
 from vkjit.lowering.cpu.gemm import contract
-
 from vkjit.lowering.cpu.loops import pointwise
 from vkjit.lowering.cpu.rows import rows
 from vkjit.lowering.cpu.sequential import scan, scatter_add

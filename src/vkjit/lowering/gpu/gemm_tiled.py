@@ -82,7 +82,7 @@ class _Tile:
             loop.yields(*sums)
         self.epilogue(batch, first_m, first_n, loop.results)
 
-    def fill(
+    def fill(  # noqa: PLR0913  where from, where to, and the corner of the tile
         self,
         memory: Scratch,
         operand: LoadStep,

@@ -32,7 +32,6 @@ from vkjit.lowering.kernel.nodes import (
     For,
     If,
     Index,
-    IndexKind,
     Insert,
     Kernel,
     Load,
@@ -55,6 +54,7 @@ from vkjit.lowering.kernel.nodes import (
     Value,
 )
 from vkjit.lowering.kernel.types import (
+    IndexKind,
     MatScope,
     MatType,
     Memory,

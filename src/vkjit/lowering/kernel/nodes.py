@@ -26,6 +26,7 @@ from vkjit.lowering.kernel.types import (
     Buffer,
     CmpOp,
     ConvertOp,
+    IndexKind,
     MatType,
     Memory,
     Number,
@@ -53,15 +54,6 @@ class Const(Value):
     def __init__(self, type_: Type, value: Number | tuple[float, ...]) -> None:
         self.type = type_
         self.value = value
-
-
-class IndexKind(Enum):
-    """The built-in indices of an invocation."""
-
-    WORKGROUP = "workgroup_id"
-    LOCAL = "local_id"
-    LANE = "subgroup_lane"
-    SUBGROUP = "subgroup_id"
 
 
 @final

@@ -35,7 +35,6 @@ from vkjit.lowering.kernel.nodes import (
     For,
     If,
     Index,
-    IndexKind,
     Insert,
     Kernel,
     Load,
@@ -56,7 +55,7 @@ from vkjit.lowering.kernel.nodes import (
     Unary,
     Value,
 )
-from vkjit.lowering.kernel.types import Number
+from vkjit.lowering.kernel.types import IndexKind, Number
 
 _AXES = frozenset({IndexKind.WORKGROUP, IndexKind.LOCAL})
 

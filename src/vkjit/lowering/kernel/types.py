@@ -127,6 +127,15 @@ class Scratch:
 Memory = Buffer | Scratch
 
 
+class IndexKind(Enum):
+    """The built-in indices of an invocation."""
+
+    WORKGROUP = "workgroup_id"
+    LOCAL = "local_id"
+    LANE = "subgroup_lane"
+    SUBGROUP = "subgroup_id"
+
+
 class UnOp(Enum):
     """Unary operations; all but NOT, NEG, POPCOUNT and CLZ take floats only."""
 

@@ -10,7 +10,6 @@ from vkjit.lowering.kernel.nodes import (
     For,
     If,
     Index,
-    IndexKind,
     Kernel,
     Load,
     Node,
@@ -18,7 +17,7 @@ from vkjit.lowering.kernel.nodes import (
     SubgroupReduce,
     Value,
 )
-from vkjit.lowering.kernel.types import Access, Buffer
+from vkjit.lowering.kernel.types import Access, Buffer, IndexKind
 from vkjit.lowering.kernel.walk import all_nodes, operands
 
 

@@ -17,7 +17,6 @@ from vkjit.lowering.kernel.nodes import (
     For,
     If,
     Index,
-    IndexKind,
     Kernel,
     Load,
     MatConvert,
@@ -35,6 +34,7 @@ from vkjit.lowering.kernel.nodes import (
 from vkjit.lowering.kernel.types import (
     I1,
     I64,
+    IndexKind,
     Memory,
     VecType,
     scalar_of,

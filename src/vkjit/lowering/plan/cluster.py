@@ -16,7 +16,6 @@ from vkjit.lowering.kernel.specs import ReduceRule, ScalarFn
 from vkjit.lowering.kernel.types import Number, ScalarType
 from vkjit.lowering.kernel.views import View, dense
 
-
 MAX_WEIGHT = 256
 """Operations in one cluster, transcendental ones counted ``COSTLY`` times."""
 COSTLY = 16

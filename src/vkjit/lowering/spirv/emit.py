@@ -27,7 +27,6 @@ from vkjit.lowering.kernel.nodes import (
     For,
     If,
     Index,
-    IndexKind,
     Insert,
     Kernel,
     Load,
@@ -48,7 +47,7 @@ from vkjit.lowering.kernel.nodes import (
     Unary,
     Value,
 )
-from vkjit.lowering.kernel.types import F16, F32, F64, I1, I32, Buffer, MatType
+from vkjit.lowering.kernel.types import F16, F32, F64, I1, I32, Buffer, IndexKind, MatType
 from vkjit.lowering.spirv import arithmetic, matrix
 from vkjit.lowering.spirv.alignment import Multiples
 from vkjit.lowering.spirv.context import Context
