@@ -104,7 +104,7 @@ class Layout:
         self.vectors = self._choose_vectors() if self.over_rows else 1
         self.counts = [group.shape[a] for a in self.row_axes]
         if self.over_rows:
-            self.counts[self.axis] = -(-self.counts[self.axis] // (self.lanes * self.vectors))
+            self.counts[self.axis] = -(-self.counts[self.axis] // self.width())
         self.items = math.prod(self.counts)
         """Rows, or groups of vectors of rows."""
         self.split_axis, self.chunk, self.parts = self._choose_split(schedule.tasks)
@@ -116,6 +116,10 @@ class Layout:
     def whole_vectors(self) -> int:
         """Whole vectors along the lane axis."""
         return self.group.shape[self.axis] // self.lanes
+
+    def width(self) -> int:
+        """Rows of one item when lanes lie along a row axis."""
+        return self.lanes * self.vectors
 
     def chains(self, wanted: int) -> int:
         """At most ``wanted`` vectors side by side, as many as the lane axis holds."""
@@ -169,12 +173,12 @@ class Nest:
             return [Row(tuple(at))]
         lanes, axis = layout.lanes, layout.axis
         size = layout.group.shape[axis]
-        first = b.scaled(at[axis], lanes * layout.vectors)
+        first = b.scaled(at[axis], layout.width())
         found: list[Row] = []
         for i in range(layout.vectors):
             start = b.offset(first, i * lanes)
             mask = None
-            if size % (lanes * layout.vectors):
+            if size % layout.width():
                 mask = lane_mask(b, start, b.index(size), lanes)
             found.append(Row((*at[:axis], start, *at[axis + 1 :]), mask))
         return found

@@ -18,8 +18,8 @@ from vkjit.lowering.templates.cost import body_costs
 
 _KEEP_COST = 8
 """Full values dearer than this are kept in scratch memory between phases."""
-_KEEP_BYTES = 1 << 18
-"""Most bytes of a kept row: it should stay in the second-level cache beside what it is made of."""
+_KEEP_BYTES = 1 << 19
+"""Most bytes kept: they should stay in the second-level cache beside what they are made of."""
 _WRITE_CHAINS = 2
 """Vectors written in one step, to save loop overhead."""
 
@@ -42,22 +42,25 @@ class RowWork:
     # -- values kept between passes -------------------------------------------------------------
 
     def keep_values(self) -> None:
-        """Gives scratch rows to full values that are dear and needed again in a later pass."""
+        """Gives scratch rows to full values that are dear and needed again in a later pass.
+
+        Where lanes lie along rows even a load is dear: every step along a column is another page.
+        """
         layout = self.layout
-        if layout.over_rows:
-            return
-        columns = math.prod(layout.group.shape[a] for a in layout.col_axes)
+        slots = math.prod(layout.group.shape[a] for a in layout.col_axes)
+        slots = slots * layout.width() if layout.over_rows else slots + layout.lanes
         costs = body_costs(self.body)
+        least = 1 if layout.over_rows else _KEEP_COST
+        left = _KEEP_BYTES
         for number in sorted(layout.full):
             elem = self.body[number].type
             passes = [p for p in range(1, layout.last + 1) if number in self.pass_steps(p)]
-            fits = columns * elem.bytes <= _KEEP_BYTES and memory_type(elem) is elem
-            if len(passes) < 2 or not fits:
+            if len(passes) < 2 or slots * elem.bytes > left or memory_type(elem) is not elem:
                 continue
             chain = needed(self.body, [number], [*self.kept, *layout.phase])
-            if sum(costs[n] for n in chain if n in layout.full) >= _KEEP_COST:
-                length = columns + layout.lanes
-                self.kept[number] = self.b.scratch(f"row{number}", elem, length, Space.LOCAL)
+            if sum(costs[n] for n in chain if n in layout.full) >= least:
+                left -= slots * elem.bytes
+                self.kept[number] = self.b.scratch(f"row{number}", elem, slots, Space.LOCAL)
 
     def wanted(self, phase: int) -> list[int]:
         """Full and row values that pass number ``phase`` is for."""
@@ -79,28 +82,34 @@ class RowWork:
             done |= set(needed(self.body, self.wanted(earlier), ready)) & set(self.kept)
         return done
 
-    def restore(self, point: Point, phase: int, known: dict[int, Value]) -> dict[int, Value]:
+    def restore(
+        self, row: int, point: Point, phase: int, known: dict[int, Value]
+    ) -> dict[int, Value]:
         """``known`` and the kept full values that an earlier pass has left in scratch memory."""
         out = dict(known)
         for number in self.computed_before(phase):
-            scratch = self.kept[number]
-            out[number] = self.b.load(scratch, self.slot(point), point.lanes, point.mask)
+            out[number] = self.b.load(self.kept[number], self.slot(row, point), point.lanes)
         return out
 
-    def keep(self, point: Point, phase: int, values: dict[int, Value]) -> None:
-        """Leaves kept values for later passes."""
+    def keep(self, row: int, point: Point, phase: int, values: dict[int, Value]) -> None:
+        """Leaves kept values for later passes, those of lanes outside the row too."""
         before = self.computed_before(phase)
         for number, scratch in self.kept.items():
             if number in values and number not in before:
                 value = self.b.splat(values[number], point.lanes)
-                self.b.store(scratch, self.slot(point), value, point.mask)
+                self.b.store(scratch, self.slot(row, point), value)
 
-    def slot(self, point: Point) -> Value:
+    def slot(self, row: int, point: Point) -> Value:
         """Where a kept value of lane 0 lies: the lane axis is innermost there."""
-        layout = self.layout
-        order = [a for a in layout.col_axes if a != layout.axis] + [layout.axis]
-        strides = dense_strides([layout.group.shape[a] for a in order])
-        return weighted(self.b, [point.indices[a] for a in order], strides)
+        layout, shape = self.layout, self.layout.group.shape
+        order = [a for a in layout.col_axes if a != layout.axis]
+        if not layout.over_rows:
+            order.append(layout.axis)
+        strides = dense_strides([shape[a] for a in order])
+        where = weighted(self.b, [point.indices[a] for a in order], strides)
+        if not layout.over_rows:
+            return where
+        return self.b.offset(self.b.scaled(where, layout.width()), row * layout.lanes)
 
     # -- passes ---------------------------------------------------------------------------------
 
@@ -180,9 +189,9 @@ class _Fold:
     def at(self, row: int, point: Point, state: State) -> State:
         """The state after the elements at ``point``."""
         work, b = self.work, self.work.b
-        known = work.restore(point, self.phase, self.knowns[row])
+        known = work.restore(row, point, self.phase, self.knowns[row])
         values = evaluate(point, work.buffers, work.body, [s.arg for s in self.steps], known)
-        work.keep(point, self.phase, values)
+        work.keep(row, point, self.phase, values)
         index = work.nest.linear(point)
         out: State = []
         for step, before in zip(self.steps, state, strict=True):
@@ -218,7 +227,7 @@ class _Write:
     def at(self, row: int, point: Point, state: State) -> State:
         """Stores what belongs at ``point``."""
         work = self.work
-        known = work.restore(point, work.layout.last, self.knowns[row])
+        known = work.restore(row, point, work.layout.last, self.knowns[row])
         wanted = [s.value for s in self.stores]
         values = evaluate(point, work.buffers, work.body, wanted, known)
         for step in self.stores:

@@ -16,9 +16,15 @@ _TASKS_PER_THREAD = 4
 
 
 def task_count(items: int, cost: int, target: Target) -> int:
-    """Tasks for ``items`` equal pieces that cost ``cost`` additions together."""
-    wanted = max(1, min(items, cost // _TASK_COST))
-    return min(wanted, target.threads * _TASKS_PER_THREAD) if target.threads > 1 else 1
+    """Tasks for ``items`` equal pieces that cost ``cost`` additions together.
+
+    More tasks than threads are a multiple of the threads, so that all end at about one time.
+    """
+    threads = target.threads
+    if threads == 1:
+        return 1
+    wanted = max(1, min(items, cost // _TASK_COST, threads * _TASKS_PER_THREAD))
+    return wanted - wanted % threads if wanted > threads else wanted
 
 
 @contextmanager
