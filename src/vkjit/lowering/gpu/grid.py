@@ -21,13 +21,13 @@ def invocations(target: Target, wanted: int = 256) -> int:
 
 @final
 class Grid:
-    """Workgroups in two dimensions, enough for ``count``; the last ones may be idle."""
+    """Workgroups in two dimensions, at least one and enough for ``count``; the last may be idle."""
 
     __slots__ = ("count", "shape")
 
     def __init__(self, count: int, target: Target) -> None:
-        width = min(count, target.max_grid[0])
-        height = -(-count // width)
+        width = max(1, min(count, target.max_grid[0]))
+        height = max(1, -(-count // width))
         if height > target.max_grid[1]:
             raise MissingRuleError(
                 f"grid: {count} workgroups, the device {target.name} takes at most "
