@@ -32,16 +32,12 @@ from vkjit.lowering.kernel.specs import (
     ViewSpec,
     WriteSpec,
 )
-from vkjit.lowering.kernel.types import (
-    ScalarType,
-)
 from vkjit.lowering.kernel.views import View, dense, dense_strides
 from vkjit.lowering.plan.bindings import Bound, Lazy, Placed, element, number
 from vkjit.lowering.plan.cluster import (
     COSTLY,
     Axis,
     Cluster,
-    Const,
     Gather,
     Layout,
     Reduce,
@@ -57,13 +53,12 @@ from vkjit.lowering.plan.contraction import contraction
 from vkjit.lowering.plan.finish import finished
 from vkjit.lowering.plan.groups import (
     IOTA,
-    ArrayInfo,
-    Group,
     LoadStep,
     Partition,
     ScanGroup,
     ScatterAddGroup,
 )
+from vkjit.lowering.plan.workspace import Workspace
 
 _MAX_WEIGHT = 40
 """Most operations that are computed on the way instead of by a cluster of their own."""
@@ -91,111 +86,19 @@ class _Partitioner:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.arrays: list[ArrayInfo] = []
-        self.work: list[tuple[float, Cluster | Group]] = []
+        self.space = Workspace()
         self.env: dict[Var, Bound] = {}
-        self.origin = ""
-        self.emitted: dict[object, int] = {}
         self.uses = _use_counts(program)
         for var in program.params:
-            array = self.new_array(element(var), var.aval.size)
+            array = self.space.new_array(element(var), var.aval.size)
             place = Placed(array, dense(var.aval.shape), -math.inf)
             self.env[var] = Bound(element(var), var.aval.shape, placed=place)
-
-    # -- arrays and clusters --------------------------------------------------------------------
-
-    def new_array(self, elem: ScalarType, length: int) -> int:
-        """A fresh array."""
-        self.arrays.append(ArrayInfo(elem, length))
-        return len(self.arrays) - 1
-
-    def new_cluster(self, shape: Sequence[int], position: float | None = None) -> Cluster:
-        """An empty cluster over ``shape``, run after all clusters so far unless placed earlier."""
-        at = float(len(self.work)) if position is None else position
-        cluster = Cluster(at, [Axis(n) for n in shape], origin={self.origin: None})
-        self.work.append((at, cluster))
-        return cluster
 
     def bound(self, atom: Atom) -> Bound:
         """The binding of an operand."""
         if isinstance(atom, Literal):
             return Bound(element(atom), (), const=number(atom))
         return self.env[atom]
-
-    def in_region(self, bound: Bound, region: int) -> Bound:
-        """An operand of an equation; a recomputation reads what other regions made from memory.
-
-        Joining the cluster of the original would compute the value there and keep it until now.
-        """
-        if region == 0 or bound.lazy is None or bound.region == region:
-            return bound
-        return Bound(bound.type, bound.shape, placed=self.placed(bound), region=region)
-
-    def placed(self, bound: Bound) -> Placed:
-        """The value in memory, stored now if it is not there yet."""
-        if bound.placed is not None and bound.placed.array != IOTA:
-            return bound.placed
-        chain: list[tuple[Bound, ViewSpec]] = []
-        root = bound
-        while root.seen is not None and root.placed is None:
-            chain.append((root, root.seen[1]))
-            root = root.seen[0]
-        if chain:
-            place = self.placed(root)
-            for made, spec in reversed(chain):
-                view = spec.apply(place.view)
-                if view is None:
-                    break
-                place = made.placed = Placed(place.array, view, place.ready)
-            if bound.placed is not None:
-                return bound.placed
-        array = self.new_array(bound.type, math.prod(bound.shape))
-        view = dense(bound.shape)
-        ready = self.store(bound, array, view)
-        bound.placed = Placed(array, view, ready)
-        return bound.placed
-
-    def store(self, bound: Bound, array: int, view: View) -> float:
-        """Writes a value to ``array`` at ``view``; returns the position that does it."""
-        if bound.lazy is not None and bound.placed is None:
-            lazy = bound.lazy
-            lazy.cluster.stores.append(Store(lazy.step, array, view, lazy.layout))
-            lazy.cluster.origin.setdefault(self.origin)
-            return lazy.cluster.position
-        cluster = self.new_cluster(view.shape)
-        layout = self.identity(cluster)
-        step = self.operand(bound, cluster, layout)
-        cluster.stores.append(Store(step, array, view, layout))
-        return cluster.position
-
-    def identity(self, cluster: Cluster) -> Layout:
-        """The layout of a value over exactly the cluster's axes."""
-        return tuple((a,) if a.size != 1 else () for a in cluster.axes)
-
-    def operand(self, bound: Bound, cluster: Cluster, layout: Layout) -> int:
-        """The step of ``cluster`` that gives an operand whose axes lie at ``layout``."""
-        if bound.const is not None:
-            return cluster.add(Const(bound.const, bound.type))
-        if bound.lazy is not None and bound.lazy.cluster is cluster:
-            return bound.lazy.step
-        where = layout if bound.shape else ()
-        if bound.deferred is not None and bound.placed is None:
-            return self.computed(bound, cluster, where)
-        place = bound.placed or self.placed(bound)
-        return cluster.load(place.array, place.view, where, bound.type)
-
-    def computed(self, bound: Bound, cluster: Cluster, layout: Layout) -> int:
-        """The step of ``cluster`` that computes a deferred value there; one for each layout."""
-        assert bound.deferred is not None
-        spec, operands = bound.deferred
-        key = (bound, leaves(layout))
-        found = self.emitted.get((cluster, key))
-        if found is None:
-            args = tuple([self.operand(o, cluster, layout) for o in operands])
-            cluster.weight += bound.weight
-            found = cluster.add(Scalar(spec.scalar, args, bound.type))
-            self.emitted[(cluster, key)] = found
-        return found
 
     # -- equations ------------------------------------------------------------------------------
 
@@ -205,9 +108,9 @@ class _Partitioner:
         if not isinstance(prim, Op):
             raise InternalError(f"{prim.name}: has several results and no kernel; expand it first")
         out = eqn.outs[0]
-        self.origin = f"{prim.name} at {eqn.source}" if eqn.source else prim.name
+        self.space.origin = f"{prim.name} at {eqn.source}" if eqn.source else prim.name
         spec = prim.kernel_spec([a.aval for a in eqn.args], out.aval)
-        operands = [self.in_region(self.bound(a), eqn.region) for a in eqn.args]
+        operands = [self.space.in_region(self.bound(a), eqn.region) for a in eqn.args]
         made = Bound(element(out), out.aval.shape, region=eqn.region)
         self.bind(eqn, spec, operands, made)
         self.env[out] = made
@@ -273,10 +176,10 @@ class _Partitioner:
             ]
             found = unify(inside, shape, target)
             if found is not None:
-                target.origin.setdefault(self.origin)
+                target.origin.setdefault(self.space.origin)
                 return target, found
-        cluster = self.new_cluster(shape)
-        return cluster, self.identity(cluster)
+        cluster = self.space.new_cluster(shape)
+        return cluster, self.space.identity(cluster)
 
     def pointwise(
         self, eqn: Eqn, operands: Sequence[Bound], spec: PointwiseSpec, made: Bound
@@ -292,7 +195,7 @@ class _Partitioner:
         layouts = [self.over(b, made.shape) for b in operands]
         self.settle(operands)
         cluster, layout = self.joined(operands, layouts, made.shape)
-        args = tuple([self.operand(b, cluster, layout) for b in operands])
+        args = tuple([self.space.operand(b, cluster, layout) for b in operands])
         cluster.weight += weight
         made.lazy = Lazy(cluster, cluster.add(Scalar(spec.scalar, args, made.type)), layout)
         made.weight = 0
@@ -310,7 +213,7 @@ class _Partitioner:
         target = self.latest(operands)
         for bound in operands:
             if bound.lazy is not None and bound.lazy.cluster is not target and bound.placed is None:
-                self.placed(bound)
+                self.space.placed(bound)
 
     def view(self, x: Bound, spec: ViewSpec, made: Bound) -> None:
         """The operand's bindings, seen through the view; stored first where no binding survives."""
@@ -323,21 +226,24 @@ class _Partitioner:
             layout = through(spec.apply, x.lazy.layout)
             if layout is not None:
                 made.lazy = Lazy(x.lazy.cluster, x.lazy.step, layout)
-        if made.lazy is None and x.placed is None:
-            self.placed(x)
-        if x.placed is not None:
-            seen = spec.apply(x.placed.view)
-            if seen is not None:
-                made.placed = Placed(x.placed.array, seen, x.placed.ready)
-        if made.lazy is None and made.placed is None:
-            array = self.new_array(x.type, math.prod(x.shape))
-            ready = self.store(x, array, dense(x.shape))
-            seen = spec.apply(dense(x.shape))
-            if seen is None:
-                raise InternalError("view: the operation cannot read even a dense array")
-            made.placed = Placed(array, seen, ready)
-        elif made.placed is None:
+        if x.placed is None and made.lazy is not None:
             made.seen = (x, spec)
+            return
+        place = x.placed or self.space.placed(x)
+        seen = spec.apply(place.view)
+        if seen is not None:
+            made.placed = Placed(place.array, seen, place.ready)
+        elif made.lazy is None:
+            made.placed = self.view_of_copy(x, spec)
+
+    def view_of_copy(self, x: Bound, spec: ViewSpec) -> Placed:
+        """The view of a dense copy of a value whose strides cannot express the view."""
+        array = self.space.new_array(x.type, math.prod(x.shape))
+        ready = self.space.store(x, array, dense(x.shape))
+        seen = spec.apply(dense(x.shape))
+        if seen is None:
+            raise InternalError("view: the operation cannot read even a dense array")
+        return Placed(array, seen, ready)
 
     def view_deferred(self, x: Bound, spec: ViewSpec, made: Bound) -> bool:
         """The view of a deferred value as the value of viewed operands, where that can be said."""
@@ -352,7 +258,7 @@ class _Partitioner:
                 if not self.view_deferred(operand, spec, part):
                     return False
             else:
-                place = operand.placed or self.placed(operand)
+                place = operand.placed or self.space.placed(operand)
                 view = spec.apply(place.view)
                 if view is None:
                     return False
@@ -363,22 +269,22 @@ class _Partitioner:
 
     def place(self, operands: Sequence[Bound], spec: PlaceSpec, made: Bound) -> Placed:
         """Operands stored into regions of a new array, after the fill."""
-        array = self.new_array(made.type, math.prod(made.shape))
+        array = self.space.new_array(made.type, math.prod(made.shape))
         rest = operands
         if spec.fill:
             if operands[0].const is None:
                 for bound in operands:
-                    self.placed(bound)
+                    self.space.placed(bound)
             first = self.before([b for b in operands if b.const is None])
-            cluster = self.new_cluster(made.shape, first)
-            layout = self.identity(cluster)
-            step = self.operand(operands[0], cluster, layout)
+            cluster = self.space.new_cluster(made.shape, first)
+            layout = self.space.identity(cluster)
+            step = self.space.operand(operands[0], cluster, layout)
             cluster.stores.append(Store(step, array, dense(made.shape), layout))
             rest = operands[1:]
         ready = -math.inf
         for bound, region in zip(rest, spec.regions, strict=True):
             if region.size:
-                ready = max(ready, self.store(bound, array, region))
+                ready = max(ready, self.space.store(bound, array, region))
         return Placed(array, dense(made.shape), ready)
 
     def before(self, operands: Sequence[Bound]) -> float | None:
@@ -393,24 +299,24 @@ class _Partitioner:
             cluster, layout, arg = x.lazy.cluster, leaves(x.lazy.layout), x.lazy.step
             if not cluster.reduced:
                 cluster.reduced = [p for i in spec.axes for p in layout[i] if isinstance(p, Axis)]
-            cluster.origin.setdefault(self.origin)
+            cluster.origin.setdefault(self.space.origin)
         else:
             if x.lazy is not None:
-                self.placed(x)
-            cluster = self.new_cluster(x.shape)
+                self.space.placed(x)
+            cluster = self.space.new_cluster(x.shape)
             cluster.reduced = [cluster.axes[i] for i in spec.axes]
-            layout = self.identity(cluster)
+            layout = self.space.identity(cluster)
             source = Bound(x.type, x.shape, x.const, x.placed, None, x.deferred)
-            arg = self.operand(source, cluster, layout)
+            arg = self.space.operand(source, cluster, layout)
         step = cluster.add(Reduce(spec.rule, arg, made.type))
         return Lazy(cluster, step, tuple(layout[i] for i in kept))
 
     def contract(self, operands: Sequence[Bound], spec: ContractSpec, made: Bound) -> Lazy:
         """A product; pointwise consumers may join it as its epilogue."""
         views = [self.contract_operand(b, axes) for b, axes in _contract_axes(operands, spec)]
-        lhs, rhs = (self.placed(b) for b in operands)
+        lhs, rhs = (self.space.placed(b) for b in operands)
         lhs_view, rhs_view = views
-        cluster = self.new_cluster(())
+        cluster = self.space.new_cluster(())
         layout = contraction(
             cluster,
             (lhs.array, lhs_view or lhs.view, operands[0].type),
@@ -422,7 +328,7 @@ class _Partitioner:
 
     def contract_operand(self, bound: Bound, axes: tuple[int, ...]) -> View | None:
         """Stores an operand anew when its contracted axes do not form one run in memory."""
-        place = self.placed(bound)
+        place = self.space.placed(bound)
         summed = View(
             tuple(place.view.shape[a] for a in axes), tuple(place.view.strides[a] for a in axes)
         )
@@ -431,9 +337,9 @@ class _Partitioner:
             order = [a for a in range(len(bound.shape)) if a not in axes] + list(axes)
             sizes = dense_strides([bound.shape[a] for a in order])
             strides = tuple(sizes[order.index(a)] for a in range(len(order)))
-            array = self.new_array(bound.type, math.prod(bound.shape))
+            array = self.space.new_array(bound.type, math.prod(bound.shape))
             view = View(bound.shape, strides)
-            ready = self.store(Bound(bound.type, bound.shape, placed=place), array, view)
+            ready = self.space.store(Bound(bound.type, bound.shape, placed=place), array, view)
             bound.placed = Placed(array, view, ready)
             return view
         return None
@@ -441,7 +347,7 @@ class _Partitioner:
     def gather(self, operands: Sequence[Bound], spec: GatherSpec, made: Bound) -> Lazy:
         """A read at computed indices, point by point over the result."""
         table, indices = operands
-        place = self.placed(table)
+        place = self.space.placed(table)
         axis, rank = spec.axis, len(indices.shape)
         after = table.shape[axis + 1 :]
         spread = partial(View.broadcast, shape=made.shape, axes=range(axis, axis + rank))
@@ -450,7 +356,7 @@ class _Partitioner:
         probe = [index, Bound(table.type, (), placed=place)]
         self.settle(probe)
         cluster, layout = self.joined(probe, [self.over(index, made.shape), None], made.shape)
-        at = self.operand(index, cluster, layout)
+        at = self.space.operand(index, cluster, layout)
         strides = place.view.strides
         read = View(
             made.shape, (*strides[:axis], *(0,) * rank, *strides[axis + 1 :]), place.view.offset
@@ -463,19 +369,21 @@ class _Partitioner:
 
     def dense_view(self, bound: Bound, shape: tuple[int, ...]) -> LoadStep:
         """An operand in memory as a view of another shape, copied where strides cannot say it."""
-        place = self.placed(bound)
+        place = self.space.placed(bound)
         view = place.view.reshaped(shape)
         if view is None:
-            array = self.new_array(bound.type, math.prod(bound.shape))
-            self.store(Bound(bound.type, bound.shape, placed=place), array, dense(bound.shape))
+            array = self.space.new_array(bound.type, math.prod(bound.shape))
+            self.space.store(
+                Bound(bound.type, bound.shape, placed=place), array, dense(bound.shape)
+            )
             return LoadStep(array, dense(shape), bound.type)
         return LoadStep(place.array, view, bound.type)
 
     def scatter_add(self, operands: Sequence[Bound], spec: ScatterAddSpec, made: Bound) -> Placed:
         """The first operand copied to a new array, then updated in place."""
         base, indices, updates = operands
-        array = self.new_array(made.type, math.prod(made.shape))
-        self.store(base, array, dense(made.shape))
+        array = self.space.new_array(made.type, math.prod(made.shape))
+        self.space.store(base, array, dense(made.shape))
         outer = math.prod(made.shape[: spec.axis])
         inner = math.prod(made.shape[spec.axis + 1 :])
         count = math.prod(indices.shape)
@@ -487,18 +395,16 @@ class _Partitioner:
             target=array,
             indices=self.dense_view(indices, (count,)),
             updates=self.dense_view(updates, (outer, count, inner)),
-            origin=(self.origin,),
+            origin=(self.space.origin,),
         )
-        at = float(len(self.work))
-        self.work.append((at, group))
+        at = self.space.add_group(group)
         return Placed(array, dense(made.shape), at)
 
     def scan(self, x: Bound, spec: ScanSpec, made: Bound) -> Placed:
         """A running reduction into a new array."""
-        array = self.new_array(made.type, math.prod(made.shape))
+        array = self.space.new_array(made.type, math.prod(made.shape))
         outer, inner = math.prod(x.shape[: spec.axis]), math.prod(x.shape[spec.axis + 1 :])
         source = self.dense_view(x, (outer, x.shape[spec.axis], inner))
-        at = float(len(self.work))
         length = x.shape[spec.axis]
         group = ScanGroup(
             outer,
@@ -509,20 +415,19 @@ class _Partitioner:
             source=source,
             target=array,
             target_type=made.type,
-            origin=(self.origin,),
+            origin=(self.space.origin,),
         )
-        self.work.append((at, group))
-        return Placed(array, dense(made.shape), at)
+        return Placed(array, dense(made.shape), self.space.add_group(group))
 
     def write(self, operands: Sequence[Bound], spec: WriteSpec, made: Bound) -> Placed:
         """A copy of the destination with the region overwritten."""
-        array = self.new_array(made.type, math.prod(made.shape))
-        base = Bound(made.type, made.shape, placed=self.placed(operands[0]))
-        self.store(base, array, dense(made.shape))
+        array = self.space.new_array(made.type, math.prod(made.shape))
+        base = Bound(made.type, made.shape, placed=self.space.placed(operands[0]))
+        self.space.store(base, array, dense(made.shape))
         value = Bound(operands[1].type, operands[1].shape, operands[1].const)
         if operands[1].const is None:
-            value.placed = self.placed(operands[1])
-        ready = self.store(value, array, spec.region)
+            value.placed = self.space.placed(operands[1])
+        ready = self.space.store(value, array, spec.region)
         return Placed(array, dense(made.shape), ready)
 
     # -- the end --------------------------------------------------------------------------------
@@ -531,28 +436,30 @@ class _Partitioner:
         """Stores the results and freezes the clusters."""
         inputs = len(self.program.params)
         results: list[int] = []
-        self.origin = "result"
+        self.space.origin = "result"
         for atom in self.program.results:
             results.append(self.result_array(self.bound(atom), inputs, results))
-        ordered = sorted(self.work, key=lambda item: item[0])
-        groups = [group for _, w in ordered for group in finished(w, self.new_array)]
-        return Partition(tuple(self.arrays), inputs, tuple(results), tuple(groups))
+        ordered = sorted(self.space.work, key=lambda item: item[0])
+        groups = [group for _, w in ordered for group in finished(w, self.space.new_array)]
+        return Partition(tuple(self.space.arrays), inputs, tuple(results), tuple(groups))
 
     def result_array(self, bound: Bound, inputs: int, taken: Sequence[int]) -> int:
         """A dense array of its own for one result."""
         place = bound.placed if bound.const is None else None
         if place is None and (bound.lazy is not None or bound.deferred is not None):
-            place = self.placed(bound)
+            place = self.space.placed(bound)
         if (
             place is not None
             and place.array >= inputs
             and place.array not in taken
             and place.view.is_dense()
-            and self.arrays[place.array].length == math.prod(bound.shape)
+            and self.space.arrays[place.array].length == math.prod(bound.shape)
         ):
             return place.array
-        array = self.new_array(bound.type, math.prod(bound.shape))
-        self.store(Bound(bound.type, bound.shape, bound.const, place), array, dense(bound.shape))
+        array = self.space.new_array(bound.type, math.prod(bound.shape))
+        self.space.store(
+            Bound(bound.type, bound.shape, bound.const, place), array, dense(bound.shape)
+        )
         return array
 
 

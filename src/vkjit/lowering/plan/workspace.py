@@ -1,0 +1,118 @@
+"""The arrays and clusters of a partition, and how values get into either."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+from vkjit.lowering.kernel.specs import ViewSpec
+from vkjit.lowering.kernel.types import ScalarType
+from vkjit.lowering.kernel.views import View, dense
+from vkjit.lowering.plan.bindings import Bound, Placed
+from vkjit.lowering.plan.cluster import Axis, Cluster, Const, Layout, Scalar, Store, leaves
+from vkjit.lowering.plan.groups import IOTA, ArrayInfo, Group
+
+
+@final
+class Workspace:
+    """Arrays and clusters so far. ``origin`` names the equation that is being placed."""
+
+    def __init__(self) -> None:
+        self.arrays: list[ArrayInfo] = []
+        self.work: list[tuple[float, Cluster | Group]] = []
+        self.origin = ""
+        self._emitted: dict[object, int] = {}
+
+    def new_array(self, elem: ScalarType, length: int) -> int:
+        """A fresh array."""
+        self.arrays.append(ArrayInfo(elem, length))
+        return len(self.arrays) - 1
+
+    def new_cluster(self, shape: Sequence[int], position: float | None = None) -> Cluster:
+        """An empty cluster over ``shape``, run after all clusters so far unless placed earlier."""
+        at = float(len(self.work)) if position is None else position
+        cluster = Cluster(at, [Axis(n) for n in shape], origin={self.origin: None})
+        self.work.append((at, cluster))
+        return cluster
+
+    def in_region(self, bound: Bound, region: int) -> Bound:
+        """An operand of an equation; a recomputation reads what other regions made from memory.
+
+        Joining the cluster of the original would compute the value there and keep it until now.
+        """
+        if region == 0 or bound.lazy is None or bound.region == region:
+            return bound
+        return Bound(bound.type, bound.shape, placed=self.placed(bound), region=region)
+
+    def placed(self, bound: Bound) -> Placed:
+        """The value in memory, stored now if it is not there yet."""
+        if bound.placed is not None and bound.placed.array != IOTA:
+            return bound.placed
+        chain: list[tuple[Bound, ViewSpec]] = []
+        root = bound
+        while root.seen is not None and root.placed is None:
+            chain.append((root, root.seen[1]))
+            root = root.seen[0]
+        if chain:
+            place = self.placed(root)
+            for made, spec in reversed(chain):
+                view = spec.apply(place.view)
+                if view is None:
+                    break
+                place = made.placed = Placed(place.array, view, place.ready)
+            if bound.placed is not None:
+                return bound.placed
+        array = self.new_array(bound.type, math.prod(bound.shape))
+        view = dense(bound.shape)
+        ready = self.store(bound, array, view)
+        bound.placed = Placed(array, view, ready)
+        return bound.placed
+
+    def store(self, bound: Bound, array: int, view: View) -> float:
+        """Writes a value to ``array`` at ``view``; returns the position that does it."""
+        if bound.lazy is not None and bound.placed is None:
+            lazy = bound.lazy
+            lazy.cluster.stores.append(Store(lazy.step, array, view, lazy.layout))
+            lazy.cluster.origin.setdefault(self.origin)
+            return lazy.cluster.position
+        cluster = self.new_cluster(view.shape)
+        layout = self.identity(cluster)
+        step = self.operand(bound, cluster, layout)
+        cluster.stores.append(Store(step, array, view, layout))
+        return cluster.position
+
+    def identity(self, cluster: Cluster) -> Layout:
+        """The layout of a value over exactly the cluster's axes."""
+        return tuple((a,) if a.size != 1 else () for a in cluster.axes)
+
+    def operand(self, bound: Bound, cluster: Cluster, layout: Layout) -> int:
+        """The step of ``cluster`` that gives an operand whose axes lie at ``layout``."""
+        if bound.const is not None:
+            return cluster.add(Const(bound.const, bound.type))
+        if bound.lazy is not None and bound.lazy.cluster is cluster:
+            return bound.lazy.step
+        where = layout if bound.shape else ()
+        if bound.deferred is not None and bound.placed is None:
+            return self.computed(bound, cluster, where)
+        place = bound.placed or self.placed(bound)
+        return cluster.load(place.array, place.view, where, bound.type)
+
+    def computed(self, bound: Bound, cluster: Cluster, layout: Layout) -> int:
+        """The step of ``cluster`` that computes a deferred value there; one for each layout."""
+        assert bound.deferred is not None
+        spec, operands = bound.deferred
+        key = (bound, leaves(layout))
+        found = self._emitted.get((cluster, key))
+        if found is None:
+            args = tuple([self.operand(o, cluster, layout) for o in operands])
+            cluster.weight += bound.weight
+            found = cluster.add(Scalar(spec.scalar, args, bound.type))
+            self._emitted[(cluster, key)] = found
+        return found
+
+    def add_group(self, group: Group) -> float:
+        """Appends a group that is finished already; returns its position."""
+        at = float(len(self.work))
+        self.work.append((at, group))
+        return at
