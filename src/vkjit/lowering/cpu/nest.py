@@ -28,6 +28,8 @@ _BLOCK = 64
 """Steps of a fold before its state is merged into that of the blocks before."""
 _VECTORS = 4
 """Vectors of rows side by side, where lanes lie along a row axis: whole cache lines of columns."""
+WRITE_CHAINS = 2
+"""Vectors written in one step, to save loop overhead."""
 _LONG_BODY = 32
 """Bodies dearer than this fill the registers with half as many."""
 
@@ -146,7 +148,7 @@ class Layout:
         """Axis, chunk and parts of the reduced axes when rows alone give too few tasks."""
         shape = self.group.shape
         axis = max(self.col_axes, key=lambda a: shape[a] if a != self.axis else shape[a] / 64)
-        grain = self.lanes * self.unroll if axis == self.axis else 1
+        grain = self.lanes * math.lcm(self.unroll, WRITE_CHAINS) if axis == self.axis else 1
         parts = tasks // max(1, self.items)
         if parts < 2:
             return axis, shape[axis], 1
@@ -220,7 +222,7 @@ class Nest:
         axes = list(layout.col_axes)
         strides = dense_strides([layout.group.shape[a] for a in axes])
         where = weighted(b, [point.indices[a] for a in axes], strides)
-        if layout.over_rows:
+        if layout.over_rows or layout.lanes == 1:
             return b.splat(where, layout.lanes)
         return point.spread(where, strides[axes.index(layout.axis)])
 

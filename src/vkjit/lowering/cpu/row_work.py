@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import final
 
-from vkjit.lowering.cpu.nest import Layout, Nest, Row, Span, State, weighted
+from vkjit.lowering.cpu.nest import WRITE_CHAINS, Layout, Nest, Row, Span, State, weighted
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.types import Scratch, Space, VecType
@@ -20,8 +20,6 @@ _KEEP_COST = 8
 """Full values dearer than this are kept in scratch memory between phases."""
 _KEEP_BYTES = 1 << 19
 """Most bytes kept: they should stay in the second-level cache beside what they are made of."""
-_WRITE_CHAINS = 2
-"""Vectors written in one step, to save loop overhead."""
 
 
 @final
@@ -214,7 +212,7 @@ class _Write:
         self.work = work
         self.stores = stores
         self.knowns = knowns
-        self.chains = work.layout.chains(_WRITE_CHAINS)
+        self.chains = work.layout.chains(WRITE_CHAINS)
 
     def fresh(self) -> State:
         """Nothing."""
