@@ -25,7 +25,7 @@ ArrayLike = Any
 Axis = SupportsIndex | Sequence[SupportsIndex] | None
 
 _INSTEAD = {
-    "bool": "use vkjit.numpy.where(...) or vkjit.lax.cond(...) to choose by a traced value",
+    "bool": "use vkjit.numpy.where(...) to choose by a traced value",
     "int": "make the argument static (static_argnums), or keep the computation in arrays",
     "float": "keep the computation in arrays; return the value to read it",
     "complex": "keep the computation in arrays; return the value to read it",
