@@ -1,6 +1,7 @@
 # Targets work on a machine that has only git, make and Python >= 3.11; see scripts/setup.sh.
 #   make test      lint, types, layer contracts, tests
-#   make finetune  fine-tune SmolLM2-135M on questions about the Python standard library
+#   make finetune  fine-tune SmolLM2-135M on questions about the Python standard library; goes on
+#                  from the newest checkpoint of an interrupted run
 #   make lint      everything of `make test` but the tests
 #   make bench     the quick benchmarks, appended to benchmarks/results/
 #   make clean     remove what the targets made, except runs/
@@ -26,7 +27,7 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 finetune: $(STAMP)
-	$(BIN)/vkjit train $(CONFIG)
+	$(BIN)/vkjit train $(CONFIG) --resume
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -29,12 +29,34 @@ def test_make_targets_exist(document: str) -> None:
     assert set(named) <= TARGETS, set(named) - TARGETS
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/architecture.md", "docs/differences.md"])
 def test_named_files_exist(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
-    missing = [link for link in links if not (ROOT / link).exists()]
+    path = ROOT / document
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    missing = [link for link in links if not (path.parent / link).exists()]
     assert not missing
+
+
+def test_named_modules_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    whole = r"vkjit(?:\.[a-z_]+)+"
+    named = set(re.findall(rf"\b{whole}\b(?!\.\{{)", text))
+    for package, members in re.findall(rf"({whole})\.\{{([\w,]+)\}}", text):
+        named |= {f"{package}.{member}" for member in members.split(",")}
+    assert len(named) > 10
+    unknown = [name for name in named if not is_module(name) and not is_module_member(name)]
+    assert not unknown
+
+
+def is_module(name: str) -> bool:
+    path = ROOT / "src" / Path(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def is_module_member(name: str) -> bool:
+    module, _, member = name.rpartition(".")
+    path = (ROOT / "src" / Path(*module.split("."))).with_suffix(".py")
+    return path.is_file() and f"def {member}(" in path.read_text(encoding="utf-8")
 
 
 def test_finetune_trains_a_config_that_exists() -> None:
