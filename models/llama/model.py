@@ -156,8 +156,11 @@ def token_losses(logits: Any, targets: Any) -> Any:
         logits: f32 [...,V].
         targets: int32 [...], already shifted.
     """
-    wanted = jnp.maximum(targets, 0)
-    picked = jnp.take_along_axis(logits, wanted[..., None], axis=-1)[..., 0]
+    # A comparison instead of a lookup: its gradient is a mask, where a lookup's would be a
+    # scatter into zeros as large as the logits.
+    vocabulary = jnp.arange(logits.shape[-1], dtype=targets.dtype)
+    here = vocabulary == targets[..., None]  # [...,V]
+    picked = jnp.sum(jnp.where(here, logits, 0.0), axis=-1)
     return jnp.where(targets >= 0, nn.logsumexp(logits, axis=-1) - picked, 0.0)
 
 

@@ -32,11 +32,9 @@ def relu(x: Any) -> Any:
 def sigmoid(x: Any) -> Any:
     """``1 / (1 + exp(-x))``, accurate relative to its value on both sides.
 
-    Only ``exp(-|x|)`` is taken, so nothing overflows and the derivative is 0 far out.
+    Nothing overflows, and the derivative ``s (1 - s)`` is 0 far out.
     """
-    x = jnp.asarray(x)
-    decayed = jnp.exp(_minus_abs(x))
-    return jnp.where(x >= 0, jnp.ones_like(decayed), decayed) / (1.0 + decayed)
+    return lax.logistic(x)
 
 
 def softplus(x: Any) -> Any:
@@ -208,17 +206,48 @@ def dot_product_attention(  # noqa: PLR0913  jax.nn.dot_product_attention's sign
     logits = lax.dot_general(
         stacked, key, (((3,), (3,)), ((0, 1), (0, 2))), preferred_element_type=jnp.float32
     )  # [B,K,GT,S]
-    logits = jnp.reshape(logits, (batch, heads, rows, columns))
     logits = logits * (width**-0.5 if scale is None else scale)
     if bias is not None:
-        logits = logits + jnp.asarray(bias).astype(jnp.float32)
+        logits = logits + _stacked(jnp.asarray(bias).astype(jnp.float32), rows, shared, group)
     allowed = _allowed(mask, rows, columns, is_causal=is_causal)
-    weights = softmax(logits) if allowed is None else _masked_softmax(logits, allowed)
-    weights = jnp.reshape(weights, (batch, shared, group * rows, columns)).astype(value.dtype)
-    out = lax.dot_general(weights, value, (((3,), (1,)), ((0, 1), (0, 2))))  # [B,K,GT,H]
+    if allowed is not None:
+        allowed = _stacked(allowed, rows, shared, group)
+    out = _attend(logits, allowed, value)
     out = jnp.reshape(out, (batch, shared, group, rows, width))
     out = jnp.reshape(jnp.transpose(out, (0, 3, 1, 2, 4)), query.shape)
     return out.astype(query.dtype)
+
+
+def _attend(logits: Any, allowed: Any, value: Any) -> Any:
+    """Softmax of [B,K,R,S] times values [B,S,K,H]: f32 [B,K,R,H].
+
+    The rows are divided by their sums after the product, H columns instead of S. Its transpose
+    then needs the exponentials alone, and the sum in the softmax's derivative is one over H, too.
+    """
+    lowest = float(jnp.finfo(jnp.float32).min)
+    if allowed is not None:
+        logits = jnp.where(allowed, logits, lowest)
+    top = _stopped_max(logits, -1)
+    raised = jnp.exp(logits - top)
+    total = jnp.sum(raised, axis=-1, keepdims=True)
+    out = lax.dot_general(
+        raised.astype(value.dtype),
+        value,
+        (((3,), (1,)), ((0, 1), (0, 2))),
+        preferred_element_type=jnp.float32,
+    )  # [B,K,R,H]
+    out = out / total
+    return out if allowed is None else jnp.where(top > lowest, out, 0.0)
+
+
+def _stacked(x: Any, rows: int, shared: int, group: int) -> Any:
+    """What broadcasts to [B,N,T,S] in the layout [B,K,GT,S]; axes of size 1 stay so, but GT."""
+    x = jnp.reshape(x, (1,) * (4 - x.ndim) + x.shape)
+    batch, heads, _, columns = x.shape
+    split = (1, 1) if heads == 1 else (shared, group)
+    x = jnp.reshape(x, (batch, *split, *x.shape[2:]))
+    x = jnp.broadcast_to(x, (batch, split[0], group, rows, columns))
+    return jnp.reshape(x, (batch, split[0], group * rows, columns))
 
 
 def _minus_abs(x: Any) -> Any:
@@ -234,16 +263,6 @@ def _finite_max(a: Any, axis: Axis) -> Any:
     top = _stopped_max(a, axis)
     # Subtracting an infinite maximum would give NaN where the answer is an infinity.
     return jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top))
-
-
-def _masked_softmax(logits: Any, allowed: Any) -> Any:
-    """Softmax over the last axis where ``allowed``; a row with nothing allowed is 0."""
-    lowest = float(jnp.finfo(jnp.float32).min)
-    logits = jnp.where(allowed, logits, lowest)
-    raised = jnp.exp(logits - _stopped_max(logits, -1))
-    raised = jnp.where(allowed, raised, 0.0)
-    total = jnp.sum(raised, axis=-1, keepdims=True)
-    return raised / jnp.where(total == 0.0, 1.0, total)
 
 
 def _allowed(mask: Any, rows: int, columns: int, *, is_causal: bool) -> Any:
