@@ -49,6 +49,16 @@ def test_equal_avals_share_a_version() -> None:
     assert fn.cache_size() == 0
 
 
+def test_compiling_ahead_runs_nothing_and_serves_the_next_call() -> None:
+    fn = vj.jit(lambda x: x * 2.0, donate_argnums=0)
+    x = jnp.ones((3,))
+    memory = fn.compile(x).memory()
+    assert (memory.inputs, memory.outputs, memory.donated) == (12, 0, 12)
+    assert fn.cache_size() == 1
+    np.testing.assert_array_equal(fn(x), [2.0, 2.0, 2.0])
+    assert fn.cache_size() == 1
+
+
 def test_weak_types_have_their_own_version() -> None:
     fn = vj.jit(lambda x, s: x * s)
     half = np.zeros(3, np.float16)

@@ -13,6 +13,7 @@ from typing import Any, final
 
 from vkjit import tree
 from vkjit.api.flat import name_of, positions
+from vkjit.api.ref import Ref
 from vkjit.api.staged import Lowered, lower
 from vkjit.device_array import DeviceArray, current_device, device_put
 from vkjit.dtypes import x64_enabled
@@ -42,8 +43,8 @@ class Executable:
         self.donated = lowered.donated
         self.single = out_tree == tree.structure(0)
 
-    def __call__(self, leaves: Sequence[DeviceArray]) -> Any:
-        """Runs the plan on the leaves of the arguments."""
+    def __call__(self, leaves: Sequence[DeviceArray], refs: Sequence[Ref] = ()) -> Any:
+        """Runs the plan on the leaves of the arguments; the last outputs go to ``refs``."""
         buffers = [v.buffer for v in leaves]
         if self.donated:
             _check_donation(leaves, self.donated)
@@ -53,6 +54,8 @@ class Executable:
             _require_alive(leaves)
             raise
         arrays = [DeviceArray(of, b) for of, b in zip(self.out_avals, outs, strict=True)]
+        for ref in reversed(refs):
+            ref.replace(arrays.pop())
         return arrays[0] if self.single else tree.unflatten(self.out_tree, arrays)
 
 
@@ -60,7 +63,8 @@ class Executable:
 class Jit:
     """A jitted function; call it like the function itself.
 
-    ``lower(*args)`` shows what would run. ``cache_size()`` counts compiled versions.
+    ``lower(*args)`` shows what would run, ``compile(*args)`` makes it ready to run.
+    ``cache_size()`` counts compiled versions.
     """
 
     def __init__(
@@ -96,13 +100,19 @@ class Jit:
                 return quick(args)
         call = self._call(args, kwargs)
         device = _device_of(call.leaves)
-        key = (call.key, device.name, x64_enabled())
-        found = self._cache.get(key)
-        if found is None:
-            found = self._cache[key] = self._compile(call, device)
+        found = self._executable(call, device)
         if flat is not None:
             self._quick[flat] = found
-        return found([_on(v, device) for v in call.leaves])
+        return found([_on(v, device) for v in call.leaves], tuple(call.refs.values()))
+
+    def compile(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Compiles for these arguments; nothing runs. The next such call finds it compiled.
+
+        Returns:
+            What `lower` returns: among others the memory that a call will need.
+        """
+        call = self._call(args, kwargs)
+        return self._executable(call, _device_of(call.leaves)).lowered
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The function's program, groups, kernels and plan for these arguments; nothing runs."""
@@ -124,6 +134,13 @@ class Jit:
         static = [n for n in self.static_argnums if -len(args) <= n < len(args)]
         where = positions(static, len(args), f"jit of {name_of(self.fn)}") if static else ()
         return _Call(self, args, kwargs, where)
+
+    def _executable(self, call: _Call, device: Device) -> Executable:
+        key = (call.key, device.name, x64_enabled())
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = self._compile(call, device)
+        return found
 
     def _compile(self, call: _Call, device: Device) -> Executable:
         traced, out_tree = call.trace(self.fn)
@@ -157,7 +174,7 @@ class _Bound:
 class _Call:
     """One call taken apart: dynamic leaves, static values, and the key."""
 
-    __slots__ = ("_args", "_kwargs", "_static", "in_tree", "key", "leaves")
+    __slots__ = ("_args", "_kwargs", "_static", "in_tree", "key", "leaves", "refs")
 
     def __init__(
         self, jitted: Jit, args: tuple[Any, ...], kwargs: dict[str, Any], static: tuple[int, ...]
@@ -175,21 +192,28 @@ class _Call:
             kwargs = {k: v for k, v in kwargs.items() if k not in names}
             fixed = (statics, named)
             _require_hashable(jitted.fn, (*statics, *named))
-        self.leaves, self.in_tree = tree.flatten((dynamic, kwargs))
-        self.key = (self.in_tree, tuple([_aval(v) for v in self.leaves]), _typed(fixed))
+        leaves, self.in_tree = tree.flatten((dynamic, kwargs))
+        self.refs = {i: v for i, v in enumerate(leaves) if type(v) is Ref}
+        self.leaves = [v.value if type(v) is Ref else v for v in leaves] if self.refs else leaves
+        avals = tuple([_aval(v) for v in self.leaves])
+        self.key = (self.in_tree, avals, _typed(fixed), tuple(self.refs))
 
     def trace(self, fn: Function) -> tuple[Traced, tree.TreeDef]:
-        """The program of the call, and the structure of its result."""
+        """The program of the call, and the structure of its result.
+
+        The contents of the Refs among the arguments are the last results.
+        """
         out_trees: list[tree.TreeDef] = []
 
-        def flat(*leaves: Value) -> list[Value]:
+        def flat(*given: Value) -> list[Value]:
+            leaves = [Ref(v) if i in self.refs else v for i, v in enumerate(given)]
             dynamic, kwargs = tree.unflatten(self.in_tree, leaves)
             rest = iter(dynamic)
             args = [a if i in self._static else next(rest) for i, a in enumerate(self._args)]
             static = {k: v for k, v in self._kwargs.items() if k not in kwargs}
             out, out_tree = tree.flatten(fn(*args, **static, **kwargs))
             out_trees.append(out_tree)
-            return out
+            return [*out, *[leaves[i].value for i in self.refs]]
 
         return trace(flat, [_aval(v) for v in self.leaves], name_of(fn)), out_trees[0]
 
@@ -205,7 +229,7 @@ class _Call:
             if i in chosen:
                 found.extend(range(start, start + count))
             start += count
-        return tuple(found)
+        return tuple(dict.fromkeys((*found, *self.refs)))
 
 
 def jit(
