@@ -11,6 +11,7 @@ from vkjit import lax, nn, numpy, optim, random, tree
 from vkjit.api.autodiff import grad, hessian, jacfwd, jacrev, jvp, linearize, value_and_grad, vjp
 from vkjit.api.batching import vmap
 from vkjit.api.jit import jit
+from vkjit.api.ref import Ref
 from vkjit.api.staged import ShapeDtypeStruct, eval_shape, make_ir
 from vkjit.array import Array
 from vkjit.device_array import default_device, device_put
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array",
+    "Ref",
     "ShapeDtypeStruct",
     "default_device",
     "device_put",

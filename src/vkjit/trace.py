@@ -265,6 +265,11 @@ def trace(
     return Traced(program, tuple(current.captured))
 
 
+def current_trace() -> Trace | None:
+    """The innermost open trace of this thread."""
+    return _state.current
+
+
 def tracing() -> bool:
     """Whether a trace is open in this thread."""
     return _state.current is not None

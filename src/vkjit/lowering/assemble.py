@@ -26,13 +26,15 @@ _PREPACK_BYTES = 256 << 20
 class KernelStep:
     """A legalized kernel, the arrays behind its buffers, and what it computes.
 
-    ``in_place`` are pairs (read, written) of arrays that may share their memory.
+    ``in_place`` are pairs (read, written) of arrays that may share their memory; a step that
+    ``copies`` does nothing where they do.
     """
 
     kernel: Kernel
     arrays: tuple[int, ...]
     origin: tuple[str, ...]
     in_place: Pairs = frozenset()
+    copies: bool = False
 
     def written(self) -> list[int]:
         """Arrays that the kernel writes."""
@@ -69,6 +71,14 @@ def updated_in_place(group: Group) -> Pairs:
         for target, targets in writes.items()
         if len(views) == 1 and views == targets
     )
+
+
+def is_copy(group: Group) -> bool:
+    """Whether a group writes exactly what it reads, element by element."""
+    if not isinstance(group, LoopGroup) or len(group.body) != 1 or len(group.stores) != 1:
+        return False
+    step, store = group.body[0], group.stores[0]
+    return isinstance(step, LoadStep) and step.view == store.view and not group.reduced
 
 
 @final
@@ -192,7 +202,9 @@ class Layout:
         if space.size:
             buffers.append(PlannedBuffer(Role.ARENA, space.size))
         launches = tuple(
-            Launch(step.kernel, tuple(where[a] for a in step.arrays), step.origin) for step in steps
+            Launch(step.kernel, tuple(where[a] for a in step.arrays), step.origin)
+            for step in steps
+            if not (step.copies and where[step.arrays[0]] == where[step.arrays[-1]])
         )
         peak = sum(b.size for b in buffers if b.donated is None)
         return Plan(name, tuple(buffers), launches, barriers(launches), peak, space.size), space

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import assert_never, final
 
 from vkjit.ir.program import Program
 from vkjit.lowering.artifact import Plan
-from vkjit.lowering.assemble import KernelStep, Layout, split_constant, updated_in_place
+from vkjit.lowering.assemble import KernelStep, Layout, is_copy, split_constant, updated_in_place
 from vkjit.lowering.cpu import lower as cpu
 from vkjit.lowering.gpu import lower as gpu
 from vkjit.lowering.kernel.check import verify
@@ -21,6 +22,8 @@ from vkjit.lowering.plan.partition import partition
 from vkjit.lowering.target import Target, TargetKind
 from vkjit.lowering.templates.context import Lowered, TemplateContext, memory_type
 
+DEBUG = bool(os.environ.get("VKJIT_DEBUG"))
+"""Whether kernels are verified before legalization too; the tests do."""
 _GPU_LANES = 4
 """Longest vector of SPIR-V without special capabilities."""
 
@@ -94,14 +97,16 @@ class _Lowering:
         if found is None:
             found = self.known[key] = self.lowered(key_group, infos)
         kernels, temporaries = found
-        in_place = updated_in_place(group)
+        in_place, copies = updated_in_place(group), is_copy(group)
         inside = list(outside)
         for info in temporaries:
             self.arrays.append(info)
             inside.append(len(self.arrays) - 1)
         for item in kernels:
             arrays = tuple([inside[a] for a in item.arrays])
-            self.steps.append(KernelStep(item.kernel, arrays, group.origin, in_place))
+            self.steps.append(
+                KernelStep(item.kernel, arrays, group.origin, in_place, is_copy(group))
+            )
 
     def size(self, array: int) -> int:
         """Bytes of an array."""
@@ -116,10 +121,10 @@ class _Lowering:
         kernels: list[Lowered] = []
         lanes = _GPU_LANES if self.target.kind is TargetKind.GPU else None
         for item in _lower(group, context):
-            verify(item.kernel, lanes)
+            if DEBUG:
+                verify(item.kernel, lanes)
             kernel = legalize(item.kernel, self.target)
-            if kernel is not item.kernel:
-                verify(kernel, lanes)
+            verify(kernel, lanes)
             kernels.append(Lowered(kernel, item.arrays))
         return kernels, context.arrays[len(infos) :]
 
