@@ -51,7 +51,7 @@ def test_equal_avals_share_a_version() -> None:
 
 def test_compiling_ahead_runs_nothing_and_serves_the_next_call() -> None:
     fn = vj.jit(lambda x: x * 2.0, donate_argnums=0)
-    x = jnp.ones((3,))
+    x = vnp.ones((3,))
     memory = fn.compile(x).memory()
     assert (memory.inputs, memory.outputs, memory.donated) == (12, 0, 12)
     assert fn.cache_size() == 1
