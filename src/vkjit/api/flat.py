@@ -58,16 +58,16 @@ class FlatFunction:
         return tree.unflatten(self.aux_tree, list(leaves[self.main :]))
 
 
-def _pair(result: Any) -> tuple[Any, Any]:
+def _pair(result: object) -> tuple[Any, Any]:
     """What a function with ``has_aux`` returned, as its two parts."""
-    if isinstance(result, tuple):
-        parts = cast("tuple[Any, ...]", result)
-        if len(parts) == 2:
-            return parts[0], parts[1]
-    raise ArgumentError(
-        f"has_aux: the function returned {type(result).__name__}, expected a pair "
-        "(value, auxiliary data)"
-    )
+    kind = type(result)
+    parts = cast("tuple[Any, ...]", result) if isinstance(result, tuple) else ()
+    if len(parts) != 2:
+        raise ArgumentError(
+            f"has_aux: the function returned {kind.__name__}, expected a pair "
+            "(value, auxiliary data)"
+        )
+    return parts[0], parts[1]
 
 
 def flatten_call(

@@ -195,7 +195,8 @@ def truncated_quotient(x: Array, y: Array) -> Array:
 class Rem(_Numbers):
     """``x - trunc(x / y) * y``, exact, with the sign of ``x``; ``x`` for an integer y of 0.
 
-    Kernels are exact for float quotients below 2**127 and give NaN beyond.
+    Kernels are exact for float quotients below 2**127 and give NaN beyond. Vulkan lets a driver
+    round ``fma`` twice; the result may then be off by a unit in the last place of ``x``.
     """
 
     traits: ClassVar[Traits] = Traits(Kind.POINTWISE)
