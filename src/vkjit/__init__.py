@@ -12,7 +12,7 @@ from vkjit.api.autodiff import grad, hessian, jacfwd, jacrev, jvp, linearize, va
 from vkjit.api.batching import vmap
 from vkjit.api.jit import jit
 from vkjit.api.ref import Ref
-from vkjit.api.staged import ShapeDtypeStruct, eval_shape, make_ir
+from vkjit.api.staged import Lowered, MemoryReport, ShapeDtypeStruct, eval_shape, make_ir
 from vkjit.array import Array
 from vkjit.device_array import default_device, device_put
 from vkjit.dtypes import enable_x64
@@ -24,6 +24,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array",
+    "Lowered",
+    "MemoryReport",
     "Ref",
     "ShapeDtypeStruct",
     "default_device",

@@ -25,7 +25,7 @@ class Ref:
     """An array that ``ref[index] = value`` writes in place and ``ref[index]`` reads.
 
     Indices of writes are integers and slices with positive steps, known when the function is
-    traced. Values are cast to nothing: their dtype must be that of the array.
+    traced. Values are cast to the dtype of the array.
 
     Args:
         value: the first contents; an array, or anything ``vkjit.numpy.asarray`` takes.
