@@ -10,6 +10,7 @@ import pytest
 
 import vkjit as vj
 from vkjit import numpy as vnp
+from vkjit.errors import ArgumentError
 from vkjit.lowering.artifact import Role
 
 X = np.zeros((3, 4), np.float32)
@@ -74,6 +75,11 @@ def test_every_stage_has_a_text(lowered: Any) -> None:
     assert plan.startswith(f"plan layer peak={lowered.plan.peak_bytes}")
     assert "  buffer 0: input 0 48 bytes" in plan
     assert "output 0 60 bytes" in plan
+
+
+def test_an_unknown_stage_is_named() -> None:
+    with pytest.raises(ArgumentError, match="as_text: stage 'asm', expected 'program', 'groups'"):
+        vj.jit(layer).lower(X, X.T).as_text("asm")
 
 
 def test_the_memory_report_is_the_plan(lowered: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any, final
 
 from vkjit.api.flat import flatten_call
 from vkjit.dtypes import DType, canonical
+from vkjit.errors import ArgumentError
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Value
 from vkjit.ir.program import Program
@@ -68,16 +69,26 @@ class Lowered:
         return self.compiled.plan
 
     def as_text(self, stage: str = "program") -> str:
-        """The text of a stage: ``program``, ``groups``, ``kernels`` or ``plan``."""
-        if stage == "program":
-            return text(self.program, lines=True)
-        if stage == "groups":
-            return "\n".join(map(str, self.compiled.groups))
-        if stage == "kernels":
-            steps = [s for s in self.plan.steps if not isinstance(s, Copy)]
-            distinct = dict.fromkeys(kernel_text(s.kernel) for s in steps)
-            return "\n\n".join(distinct)
-        return plan_text(self.plan)
+        """The text of a stage: ``program``, ``groups``, ``kernels`` or ``plan``.
+
+        Raises:
+            ArgumentError: there is no such stage.
+        """
+        match stage:
+            case "program":
+                return text(self.program, lines=True)
+            case "groups":
+                return "\n".join(map(str, self.compiled.groups))
+            case "kernels":
+                steps = [s for s in self.plan.steps if not isinstance(s, Copy)]
+                distinct = dict.fromkeys(kernel_text(s.kernel) for s in steps)
+                return "\n\n".join(distinct)
+            case "plan":
+                return plan_text(self.plan)
+            case _:
+                raise ArgumentError(
+                    f"as_text: stage {stage!r}, expected 'program', 'groups', 'kernels' or 'plan'"
+                )
 
     def memory(self) -> MemoryReport:
         """Bytes of one call."""
