@@ -57,7 +57,8 @@ def train(
         bool, typer.Option("--overwrite", help="Begin anew, deleting the folder's checkpoints.")
     ] = False,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Replaces train.steps.")
+        int | None,
+        typer.Option("--steps", min=1, help="Replaces train.steps; shortens the warm-up to fit."),
     ] = None,
 ) -> None:
     """Fine-tune a model with low-rank adapters, as a TOML file says."""

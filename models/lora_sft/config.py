@@ -163,7 +163,8 @@ def load_config(path: Path, *, steps: int | None = None) -> RunConfig:
 
     Args:
         path: The file.
-        steps: Replaces ``train.steps``, as the command line's ``--steps`` does.
+        steps: Replaces ``train.steps``, as the command line's ``--steps`` does; a longer warm-up
+            shrinks to it.
 
     Raises:
         ConfigError: The file cannot be read, is no TOML, has an unknown key (the message names the
@@ -177,9 +178,18 @@ def load_config(path: Path, *, steps: int | None = None) -> RunConfig:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config: {path} is not valid TOML: {error}; correct it") from error
-    if steps is not None and isinstance(data.get("train", {}), dict):
-        data.setdefault("train", {})["steps"] = steps
+    if steps is not None:
+        _replace_steps(data, steps)
     return parse_config(data, str(path))
+
+
+def _replace_steps(data: dict[str, Any], steps: int) -> None:
+    """Sets ``train.steps``; what is no table or no number is left for the validation to name."""
+    if isinstance(data.setdefault("train", {}), dict):
+        data["train"]["steps"] = steps
+    schedule = data.get("schedule")
+    if isinstance(schedule, dict) and isinstance(schedule.get("warmup_steps"), int):
+        schedule["warmup_steps"] = min(schedule["warmup_steps"], steps)
 
 
 def parse_config(data: Mapping[str, Any], name: str = "config") -> RunConfig:

@@ -12,6 +12,7 @@ from typing import Any, Self, final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+MIB = 2**20
 _LINES = 20  # printed over a run where the output is no terminal
 
 

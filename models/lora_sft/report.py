@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
+from vkjit import Lowered
 from vkjit_models.common.steplog import read_steplog
 from vkjit_models.llama.lora import LoraPlan
 
 from .evaluate import HeldOut
+from .progress import MIB
 
 FLAT = 1e-3
 """Relative change of the held-out loss below which a trained run is called flat."""
@@ -28,6 +30,25 @@ class Replies:
     question: str
     before: str
     after: str
+
+
+@final
+@dataclass(frozen=True)
+class Costs:
+    """What a run took.
+
+    Args:
+        compile_seconds: From the call to a training step that is ready to run.
+        tokens_per_second: Median over the steps of this process.
+        predicted_mib: Arrays that the training step holds, known before it ran.
+        peak_mib: Largest resident size of the process: the same plus Python, its libraries, the
+            compiler, and what evaluation and replies needed beyond the step.
+    """
+
+    compile_seconds: float
+    tokens_per_second: float
+    predicted_mib: float
+    peak_mib: float
 
 
 def show_plan(console: Console, plan: LoraPlan, base_parameters: int) -> None:
@@ -51,6 +72,42 @@ def show_plan(console: Console, plan: LoraPlan, base_parameters: int) -> None:
         groups[group] = groups.get(group, 0) + 1
     for (kind, shape, what), count in groups.items():
         table.add_row(kind, shape, str(count), what)
+    console.print(table)
+
+
+def show_step(console: Console, seconds: float, lowered: Lowered, optimizer_bytes: int) -> None:
+    """Prints what the compiled training step is made of and the memory that it will need.
+
+    Args:
+        console: Where to.
+        seconds: What compiling took.
+        lowered: The compiled step.
+        optimizer_bytes: The optimizer's state, which is no argument of it.
+    """
+    memory = lowered.memory()
+    parts = {
+        "weights": memory.constants,
+        "activations": memory.temporaries,
+        "adapters and gradients": memory.inputs + memory.outputs,
+        "optimizer": optimizer_bytes,
+    }
+    listed = ", ".join(f"{name} {size / MIB:,.0f}" for name, size in parts.items())
+    console.print(
+        f"training step: {len(lowered.plan.steps):,} kernel launches, ready after {seconds:.1f} s\n"
+        f"predicted peak: {sum(parts.values()) / MIB:,.0f} MiB of arrays ({listed})",
+        highlight=False,
+        markup=False,
+    )
+
+
+def show_costs(console: Console, costs: Costs) -> None:
+    """Prints time and memory, the predicted peak beside the measured one."""
+    table = Table("", "", title="Time and memory", title_justify="left", show_header=False)
+    table.columns[1].justify = "right"
+    table.add_row("compiling the training step", f"{costs.compile_seconds:.1f} s")
+    table.add_row("training, median step", f"{costs.tokens_per_second:,.0f} tok/s")
+    table.add_row("predicted peak of the step's arrays", f"{costs.predicted_mib:,.0f} MiB")
+    table.add_row("measured peak of the process", f"{costs.peak_mib:,.0f} MiB")
     console.print(table)
 
 

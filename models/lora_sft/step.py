@@ -6,7 +6,6 @@ micro-batches: sums of losses and gradients are added up and divided once, by th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, assert_never, final
@@ -76,23 +75,24 @@ class StepFunctions:
 
     Args:
         zero: ``adapters -> Totals`` of nothing.
-        accumulate: ``(params, adapters, totals, batch, place) -> totals``; ``place`` is the int32
-            pair (step, micro-batch) that the dropout key is made of. Donates ``totals``.
+        accumulate: ``(adapters, totals, batch, place) -> totals``; ``place`` is the int32 pair
+            (step, micro-batch) that the dropout key is made of. Donates ``totals``.
         update: ``(state, totals) -> (state, Metrics)``. Donates ``state``.
     """
 
-    zero: Callable[..., Totals]
-    accumulate: Callable[..., Totals]
-    update: Callable[..., tuple[TrainState, Metrics]]
+    zero: Any
+    accumulate: Any
+    update: Any
 
 
-def compile_step(spec: LlamaSpec, config: RunConfig) -> StepFunctions:
-    """The step of a run, compiled at its first call."""
+def compile_step(spec: LlamaSpec, params: Params, config: RunConfig) -> StepFunctions:
+    """The step of a run, compiled at its first call; ``params`` are constants of it."""
     schedule = make_schedule(config)
     optimizer = make_optimizer(config.optimizer, schedule)
+    summed = partial(accumulate, spec, params, config.train.seed)
     return StepFunctions(
         zero=vj.jit(zero_totals),
-        accumulate=vj.jit(partial(accumulate, spec, config.train.seed), donate_argnums=(2,)),
+        accumulate=vj.jit(summed, donate_argnums=(1,)),
         update=vj.jit(
             partial(update, optimizer, schedule, config.optimizer.clip_norm),
             donate_argnums=(0,),
@@ -112,10 +112,10 @@ def zero_totals(adapters: Adapters) -> Totals:
     return Totals(tree.map(jnp.zeros_like, adapters), zero, zero)
 
 
-def accumulate(  # noqa: PLR0913  two constants, then the arguments of the compiled function
+def accumulate(  # noqa: PLR0913  three constants, then the arguments of the compiled function
     spec: LlamaSpec,
-    seed: int,
     params: Params,
+    seed: int,
     adapters: Adapters,
     totals: Totals,
     batch: Batch,

@@ -31,13 +31,16 @@ from .base import BaseModel, load_base
 from .config import RunConfig
 from .data import TrainingData, load_data, micro_batches, training_rows
 from .evaluate import Evaluator, HeldOut
-from .progress import Display, Interrupt, peak_memory_mib
+from .progress import MIB, Display, Interrupt, peak_memory_mib
 from .report import (
+    Costs,
     Replies,
     plot_losses,
     show_comparison,
+    show_costs,
     show_plan,
     show_replies,
+    show_step,
     warnings_of,
 )
 from .step import Metrics, TrainState, compile_step, initial_state
@@ -62,6 +65,7 @@ class RunResult:
         after: Held-out loss with it.
         replies: A sample question and both replies.
         warnings: Signs that the run did not learn.
+        costs: Time and memory of the run, predicted and measured.
     """
 
     step: int
@@ -70,6 +74,7 @@ class RunResult:
     after: HeldOut | None = None
     replies: Replies | None = None
     warnings: tuple[str, ...] = ()
+    costs: Costs | None = None
 
 
 def train(
@@ -109,7 +114,10 @@ def train(
     )
     write_atomic(folder / "config.json", (json.dumps(config.resolved(), indent=2) + "\n").encode())
     state, step = run.start()
-    state, step = run.loop(state, step, config.train.steps if stop_after is None else stop_after)
+    if step < config.train.steps:
+        run.compile()
+        last = config.train.steps if stop_after is None else stop_after
+        state, step = run.loop(state, step, last)
     if step < config.train.steps:
         console.print(
             f"stopped after step {step}; `vkjit train ... --resume` goes on from there",
@@ -129,12 +137,16 @@ class _Run:
         self.plan: LoraPlan = plan_adapters(base.hyper, config.lora.spec)
         self._config, self._base, self._data, self._console = config, base, data, console
         spec = LlamaSpec(base.hyper, self.plan.spec.scale, self.plan.spec.dropout)
-        self._step = compile_step(spec, config)
+        self._step = compile_step(spec, base.params, config)
         self._evaluator = Evaluator(spec, base.params)
+        self._evaluated: tuple[int, HeldOut] | None = None
+        self._compile_seconds, self._predicted_mib = 0.0, 0.0
+        self._rates: list[float] = []
         identity = {**config.identity(), "data_sha256": data.sha256}
         self._store = CheckpointStore(config.output.folder / "checkpoints", identity)
         adapters = init_adapters(self.plan, random.PRNGKey(config.train.seed))
         self._first_norm = float(optim.global_norm(adapters))
+        self._off = tree.map(jnp.zeros_like, adapters)
         self._initial = initial_state(config, adapters)
 
     def start(self) -> tuple[TrainState, int]:
@@ -142,8 +154,29 @@ class _Run:
         found = self._store.load()
         if found is None:
             return self._initial, 0
-        self._console.print(f"resuming after step {found.step}", highlight=False)
+        last = self._config.train.steps
+        what = f"resuming after step {found.step} of {last}"
+        if found.step >= last:
+            what = (
+                f"all {last} steps are done: showing what came of them; --overwrite begins anew, "
+                "another output.folder keeps this run"
+            )
+        self._console.print(what, markup=False, highlight=False)
         return unpack_state(self._initial, found.arrays), found.step
+
+    def compile(self) -> None:
+        """Compiles the step and tells how long that took and how much memory it will need."""
+        batch = self._data.train.batch(range(self._config.train.micro_batch))
+        adapters, began = self._initial.adapters, time.perf_counter()
+        with self._console.status("compiling the training step"):
+            lowered = self._step.accumulate.compile(
+                adapters, self._step.zero(adapters), batch, _place(0, 0)
+            )
+        self._compile_seconds = time.perf_counter() - began
+        # Its arguments are adapters and gradients; the optimizer's state exists beside them.
+        state = sum(leaf.nbytes for leaf in tree.leaves(self._initial.optimizer))
+        self._predicted_mib = (lowered.memory().peak + state) / MIB
+        show_step(self._console, self._compile_seconds, lowered, state)
 
     def loop(self, state: TrainState, step: int, last: int) -> tuple[TrainState, int]:
         """Steps until ``last`` or an interrupt; leaves a checkpoint in either case."""
@@ -180,8 +213,8 @@ class _Run:
         folder, output = self._config.output.folder, self._config.output
         peft = self.plan.peft_config(self._base.name)
         save_adapter(folder / "adapter", peft, to_peft(state.adapters))
-        before = self._held_out({})
-        after = self._held_out(state.adapters)
+        before = self._held_out(self._off)
+        after = self._of_step(state, step)
         show_comparison(self._console, before, after)
         replies = self._replies(state)
         if replies is not None:
@@ -192,7 +225,12 @@ class _Run:
             self._console.print(f"warning: {warning}", style="yellow", markup=False)
         if output.plot:
             plot_losses(folder / "steps.csv", folder / "held_out.csv", folder / "loss.png")
-        result = RunResult(step, False, before, after, replies, warnings)
+        costs = None
+        if self._rates:
+            middle = float(np.median(self._rates))
+            costs = Costs(self._compile_seconds, middle, self._predicted_mib, peak_memory_mib())
+            show_costs(self._console, costs)
+        result = RunResult(step, False, before, after, replies, warnings, costs)
         write_atomic(folder / "result.json", (json.dumps(asdict(result), indent=2) + "\n").encode())
         self._console.print(f"adapter, logs and plot are in {folder}", markup=False)
         return result
@@ -204,11 +242,11 @@ class _Run:
         rows = training_rows(len(windows), per_step, section.seed, step)
         totals = self._step.zero(state.adapters)
         for i, batch in enumerate(micro_batches(windows, rows, section.micro_batch)):
-            place = jnp.asarray(np.array([step, i], np.int32))
-            totals = self._step.accumulate(self._base.params, state.adapters, totals, batch, place)
+            totals = self._step.accumulate(state.adapters, totals, batch, _place(step, i))
         state, metrics = self._step.update(state, totals)
         values = {name: float(value) for name, value in metrics._asdict().items()}
         seconds, tokens = time.perf_counter() - began, per_step * self._config.data.context
+        self._rates.append(tokens / seconds)
         return state, {
             "step": step + 1,
             **values,
@@ -219,13 +257,19 @@ class _Run:
         }
 
     def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
-        result = self._held_out(state.adapters)
+        result = self._of_step(state, step)
         losses = {f"loss_{name}": loss for name, loss in result.by_category.items()}
         return {
             "step": step, "loss": result.loss, "perplexity": result.perplexity,
             "targets": result.targets,
             **{name: losses.get(name, float("nan")) for name in self._columns()[4:]},
         }  # fmt: skip
+
+    def _of_step(self, state: TrainState, step: int) -> HeldOut:
+        """Held-out loss after ``step``, computed once."""
+        if self._evaluated is None or self._evaluated[0] != step:
+            self._evaluated = (step, self._held_out(state.adapters))
+        return self._evaluated[1]
 
     def _columns(self) -> tuple[str, ...]:
         names = sorted(set(self._data.held_out.categories))
@@ -242,7 +286,7 @@ class _Run:
         question = output.sample_prompt or self._data.sample.messages[0]["content"]
         before, after = (
             self._evaluator.reply(self._base, adapters, question, output.sample_tokens)
-            for adapters in ({}, state.adapters)
+            for adapters in (self._off, state.adapters)
         )
         return Replies(question, before, after)
 
@@ -288,6 +332,10 @@ def _check_folder(config: RunConfig, *, resume: bool, overwrite: bool) -> None:
         )
     for step in steps:
         store.path(step).unlink()
+
+
+def _place(step: int, micro_batch: int) -> Any:
+    return jnp.asarray(np.array([step, micro_batch], np.int32))
 
 
 def _due(step: int, every: int) -> bool:
