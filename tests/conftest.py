@@ -16,6 +16,9 @@ import pytest
 CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
+# Read when vkjit is imported: every kernel is verified before it is legalized, too.
+os.environ.setdefault("VKJIT_DEBUG", "1")
+
 _QUIET = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large)
 # ci: the same examples on every run, so that a red build means a changed program.
 hypothesis.settings.register_profile(

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
+PAGES = ["docs/architecture.md", "docs/differences.md", "docs/environment.md"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, flags=re.MULTILINE))
 
@@ -29,7 +30,7 @@ def test_make_targets_exist(document: str) -> None:
     assert set(named) <= TARGETS, set(named) - TARGETS
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/architecture.md", "docs/differences.md"])
+@pytest.mark.parametrize("document", [*DOCUMENTS, *PAGES])
 def test_named_files_exist(document: str) -> None:
     path = ROOT / document
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
@@ -46,6 +47,14 @@ def test_named_modules_exist() -> None:
     assert len(named) > 10
     unknown = [name for name in named if not is_module(name) and not is_module_member(name)]
     assert not unknown
+
+
+def test_environment_variables_are_those_that_the_product_reads() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(VKJIT_\w+)`", page, flags=re.MULTILINE)
+    product = [*(ROOT / "src" / "vkjit").rglob("*.py"), *(ROOT / "models").rglob("*.py")]
+    text = "".join(path.read_text(encoding="utf-8") for path in product)
+    assert set(listed) == set(re.findall(r"\bVKJIT_[A-Z0-9_]+\b", text))
 
 
 def is_module(name: str) -> bool:
