@@ -167,8 +167,8 @@ class UnOp(Enum):
 class BinOp(Enum):
     """Binary operations; both operands and the result have one type.
 
-    ``MIN``/``MAX`` are for floats and spread NaN; ``ADD SUB MUL`` take both kinds; ``AND OR XOR``
-    take integers and ``i1``.
+    ``MIN``/``MAX`` are for floats and spread NaN, and of -0 and 0 give either; ``ADD SUB MUL`` take
+    both kinds; ``AND OR XOR`` take integers and ``i1``.
     """
 
     ADD = "add"

@@ -84,12 +84,17 @@ class Writer:
         self.lines.append(f"{label}:")
         self.block = label
 
-    def call(self, intrinsic: str, type_: Type, operands: tuple[Value, ...]) -> str:
-        """An intrinsic overloaded on one type that all operands share with the result."""
+    def call(
+        self, intrinsic: str, type_: Type, operands: tuple[Value, ...], flags: str = ""
+    ) -> str:
+        """An intrinsic overloaded on one type that all operands share with the result.
+
+        ``flags`` are fast-math flags, each followed by a space.
+        """
         text, name = type_text(type_), f"{intrinsic}.{mangled(type_)}"
         self.declarations.need(name, text, ", ".join((text,) * len(operands)))
         arguments = ", ".join(self.typed(operand) for operand in operands)
-        return self.value(f"call {text} @{name}({arguments})")
+        return self.value(f"call {flags}{text} @{name}({arguments})")
 
     def splat(self, scalar: str, type_: VecType) -> str:
         """A scalar operand in every lane."""
