@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol, TypeGuard, final
 
 import numpy as np
+import optree
 
 from vkjit.dtypes import canonical, default_float, default_int
 from vkjit.errors import DTypeError, TracerError, UserError
@@ -23,7 +24,10 @@ from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Primitive, Value
 from vkjit.ir.program import Atom, Eqn, Literal, Program, Source, Var
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_NOT_THE_USER = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, optree.__file__)
+)
+"""Folders whose frames stand between an operation and the line that asked for it."""
 
 
 class HasAval(Protocol):
@@ -333,11 +337,11 @@ def source_of(eqn: Eqn) -> Generator[None]:
 
 
 def user_source() -> Source | None:
-    """The innermost frame outside this package."""
+    """The innermost frame outside this package and the one that maps over trees."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  inspect's is ten times slower
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_PACKAGE):
+        if not code.co_filename.startswith(_NOT_THE_USER):
             return Source(code, frame.f_lasti)
         frame = frame.f_back
     return None

@@ -77,6 +77,13 @@ def test_every_stage_has_a_text(lowered: Any) -> None:
     assert "output 0 60 bytes" in plan
 
 
+def test_operations_on_trees_keep_the_users_line() -> None:
+    program = vj.jit(vj.lax.stop_gradient).lower({"x": X}).as_text()
+    lines = [line for line in program.splitlines() if "stop_gradient %" in line]
+    assert len(lines) == 1
+    assert "optree" not in lines[0]
+
+
 def test_an_unknown_stage_is_named() -> None:
     with pytest.raises(ArgumentError, match="as_text: stage 'asm', expected 'program', 'groups'"):
         vj.jit(layer).lower(X, X.T).as_text("asm")
