@@ -363,6 +363,36 @@ def test_a_barrier_that_some_skip() -> None:
         run(kernel, arrays)
 
 
+def test_a_barrier_that_whole_workgroups_skip() -> None:
+    """Barriers bind the invocations of one workgroup; those without work may all stay away."""
+    b = Builder("idle")
+    out = b.buffer("out", I32, 3 * 4, Access.WRITE)
+    shared = b.scratch("s", I32, 4, Space.SHARED)
+    group, i = b.workgroup_id(), b.local_id()
+    with b.branch(b.compare(CmpOp.LT, group, b.index(3))).then():
+        b.store(shared, i, b.add(b.scaled(group, 10), i))
+        b.barrier()
+        b.store(out, b.add(b.scaled(group, 4), i), b.load(shared, b.sub(b.index(3), i)))
+    made = np.zeros(12, np.int32)
+    run(b.finish(grid=(5, 1, 1), workgroup=(4, 1, 1)), [made])
+    wanted = [[3, 2, 1, 0], [13, 12, 11, 10], [23, 22, 21, 20]]
+    np.testing.assert_array_equal(made.reshape(3, 4), wanted)
+
+
+def test_a_lane_is_inserted_into_a_constant_vector() -> None:
+    """A constant of one value has as many lanes as its type says."""
+    b = Builder("insert")
+    x = b.buffer("x", F32, 8, Access.READ)
+    y = b.buffer("y", F32, 8 * 4, Access.WRITE)
+    i = b.local_id()
+    half = b.const(VecType(F32, 4), 0.5)
+    b.store(y, b.scaled(i, 4), b.insert(half, b.load(x, i), 2))
+    made = np.zeros((8, 4), np.float32)
+    run(b.finish(workgroup=(8, 1, 1), grid=(1, 1, 1)), [np.arange(8, dtype=np.float32), made])
+    np.testing.assert_array_equal(made[:, 2], np.arange(8))
+    assert (made[:, [0, 1, 3]] == 0.5).all()
+
+
 def test_uninitialised_scratch_is_not_zero() -> None:
     b = Builder("junk", I32)
     x = b.buffer("x", F32, 1, Access.WRITE)

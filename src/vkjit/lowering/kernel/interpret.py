@@ -207,11 +207,15 @@ class _Chunk:
                 self._env[node] = self._expr(node, mask)
 
     def _barrier(self, node: Barrier, mask: Mask) -> None:
-        if mask is not None and not mask.all():
-            raise InternalError("barrier: some invocations of the workgroup do not reach it")
+        groups: Array = np.ones(self._workgroups, np.bool_)
+        if mask is not None:
+            arrived = mask.reshape(self._workgroups, self._invocations)
+            groups = np.logical_and.reduce(arrived, axis=1)
+            if (np.logical_or.reduce(arrived, axis=1) & ~groups).any():
+                raise InternalError("barrier: some invocations of the workgroup do not reach it")
         for bank in self._banks.values():
             if bank.races is not None:
-                bank.races.barrier(workgroup=node.scope is BarrierScope.WORKGROUP)
+                bank.races.barrier(groups, workgroup=node.scope is BarrierScope.WORKGROUP)
 
     def _for(self, node: For, mask: Mask) -> None:
         env = self._env

@@ -31,15 +31,15 @@ class Races:
         self._last = np.full(shape, -1, np.int32)
         self._synced = np.zeros(shape, np.bool_)
 
-    def barrier(self, *, workgroup: bool) -> None:
-        """Forgets everything, or what happened inside each subgroup."""
+    def barrier(self, groups: Array, *, workgroup: bool) -> None:
+        """Forgets everything that the workgroups marked in ``groups`` did, or inside subgroups."""
         if not workgroup:
-            self._synced[:] = True
+            self._synced[groups] = True
             return
-        self._writer[:] = -1
-        self._first[:] = _NOBODY
-        self._last[:] = -1
-        self._synced[:] = False
+        self._writer[groups] = -1
+        self._first[groups] = _NOBODY
+        self._last[groups] = -1
+        self._synced[groups] = False
 
     def read(self, rows: Array, index: Array, who: Array) -> None:
         """Records reads; raises when somebody else wrote an element."""
