@@ -246,6 +246,29 @@ def test_dropped_plans_give_their_objects_back(vulkan):
     assert live() == before
 
 
+def test_plans_may_be_collected_while_others_compile(vulkan, monkeypatch: pytest.MonkeyPatch):
+    """Threads that compile collect garbage, too, while the device is locked."""
+    from vkjit.runtime.vulkan.pipeline import Pipelines  # noqa: PLC0415  needs a Vulkan loader
+
+    create = Pipelines._create
+
+    def collecting(self, job):
+        gc.collect()
+        return create(self, job)
+
+    x = vulkan.upload(values())
+    loaded = [vulkan.load(chain({1}))]
+    loaded[0].run([x])
+    loaded.append(loaded)
+    del loaded
+    monkeypatch.setattr(Pipelines, "_create", collecting)
+    first = Launch(affine(5, 1), (whole(0), whole(2)))
+    second = Launch(affine(7, -1), (whole(2), whole(1)))
+    plan = plan_of(first, second, barriers={1}, buffers=(INPUT, OUTPUT, ARENA))
+    (y,) = vulkan.load(plan).run([x])
+    np.testing.assert_array_equal(download(vulkan, y), (values() * 5 + 1) * 7 - 1)
+
+
 def test_equal_kernels_share_a_pipeline(vulkan):
     x = vulkan.upload(values())
     vulkan.load(chain({1})).run([x])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast, final
 
@@ -18,7 +19,7 @@ from vkjit.runtime.vulkan.buffer import VulkanBuffer
 from vkjit.runtime.vulkan.features import Capabilities, query
 from vkjit.runtime.vulkan.ffi import Handle, check, ffi
 from vkjit.runtime.vulkan.instance import Instance
-from vkjit.runtime.vulkan.loaded import VulkanLoaded
+from vkjit.runtime.vulkan.loaded import Recording, VulkanLoaded
 from vkjit.runtime.vulkan.logical import LogicalDevice
 from vkjit.runtime.vulkan.memory import Heap, MemoryKind, Span, has_unified_memory
 from vkjit.runtime.vulkan.pipeline import Pipelines
@@ -57,6 +58,7 @@ class VulkanDevice(Device):
         # Also when the process ends without closing the device.
         weakref.finalize(self, self.pipelines.save)
         self._loaded: weakref.WeakSet[VulkanLoaded] = weakref.WeakSet()
+        self._retired: deque[Recording] = deque()
 
     # -- buffers ----------------------------------------------------------------------------------
 
@@ -166,9 +168,25 @@ class VulkanDevice(Device):
         """Emits and compiles the kernels of ``plan`` that are new to the device."""
         self._require_open()
         with self.lock:
+            self.reap()
             loaded = VulkanLoaded(self, plan, [self.own(c) for c in constants])
             self._loaded.add(loaded)
             return loaded
+
+    def retire(self, recordings: Sequence[Recording]) -> None:
+        """Keeps recordings that nobody needs any more until :meth:`reap`; takes no lock."""
+        self._retired.extend(recordings)
+
+    def reap(self) -> None:
+        """Gives back what retired recordings hold, once they are finished."""
+        while self._retired and not self.closed:
+            with self.lock:
+                try:
+                    recording = self._retired.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                self.queue.wait(recording.busy)
+                recording.close()
 
     def synchronize(self) -> None:
         """Waits until everything submitted is finished."""
@@ -206,6 +224,7 @@ class VulkanDevice(Device):
 
     def live_objects(self) -> dict[str, int]:
         """Vulkan objects in existence on this device by type; none after :meth:`close`."""
+        self.reap()
         return {kind: count for kind, count in self.logical.live.items() if count}
 
     def close(self) -> None:
@@ -220,6 +239,7 @@ class VulkanDevice(Device):
             self.synchronize()
             for loaded in list(self._loaded):
                 loaded.close()
+            self.reap()
             self.closed = True
             functions, handle = self.logical.functions, self.logical.handle
             check(functions.vkDeviceWaitIdle(handle), "vkDeviceWaitIdle")

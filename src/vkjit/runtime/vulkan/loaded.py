@@ -33,7 +33,7 @@ _STORAGE: int = constants.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
 _VECTOR_BYTES = 16  # the alignment that emitted accesses count on
 
 
-class _Recording(ABC):
+class Recording(ABC):
     """One command buffer for the plan; ``busy`` is the submission that runs it."""
 
     def __init__(self, loaded: VulkanLoaded) -> None:
@@ -103,7 +103,7 @@ class _Recording(ABC):
 
 
 @final
-class _Addressed(_Recording):
+class _Addressed(Recording):
     """Arguments through a table of addresses in memory that the host can write."""
 
     def __init__(self, loaded: VulkanLoaded) -> None:
@@ -141,7 +141,7 @@ class _Addressed(_Recording):
 
 
 @final
-class _Described(_Recording):
+class _Described(Recording):
     """Arguments through one descriptor set per launch."""
 
     def __init__(self, loaded: VulkanLoaded) -> None:
@@ -270,7 +270,7 @@ class VulkanLoaded(Loaded):
     ) -> None:
         self.device = device
         self.plan = plan
-        self._ring: list[_Recording] = []
+        self._ring: list[Recording] = []
         self._constants = dict(zip(indices(plan, Role.CONSTANT), constants_, strict=True))
         self._inputs = indices(plan, Role.INPUT)
         self._outputs = [
@@ -287,7 +287,9 @@ class VulkanLoaded(Loaded):
         self.pipelines = device.pipelines.get(kernels)
 
     def __del__(self) -> None:
-        self.close()
+        # Collection of garbage may come at any point and in any thread: no lock can be taken.
+        ring, self._ring = self._ring, []
+        self.device.retire(ring)
 
     def run(
         self, inputs: Sequence[DeviceBuffer], donated: Collection[int] = ()
@@ -297,6 +299,7 @@ class VulkanLoaded(Loaded):
         given = [device.own(buffer) for buffer in inputs]
         self._check_inputs(given, donated)
         with device.lock:
+            device.reap()
             spans, fresh = self._spans(given)
             try:
                 recording = self._recording()
@@ -352,7 +355,7 @@ class VulkanLoaded(Loaded):
             raise
         return spans, fresh
 
-    def _recording(self) -> _Recording:
+    def _recording(self) -> Recording:
         """One that is not running: the oldest, or a new one while the ring has room."""
         queue, ring = self.device.queue, self._ring
         oldest = min(ring, key=_busy) if ring else None
@@ -367,14 +370,11 @@ class VulkanLoaded(Loaded):
     def close(self) -> None:
         """Waits for this plan and gives its recordings back."""
         ring, self._ring = self._ring, []
-        if ring and not self.device.closed:
-            with self.device.lock:
-                for recording in ring:
-                    self.device.queue.wait(recording.busy)
-                    recording.close()
+        self.device.retire(ring)
+        self.device.reap()
 
 
-def _busy(recording: _Recording) -> int:
+def _busy(recording: Recording) -> int:
     return recording.busy
 
 

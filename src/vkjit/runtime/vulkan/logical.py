@@ -36,7 +36,7 @@ class LogicalDevice:
         self.physical = physical
         self.family = family
         self.live: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # collection of garbage may destroy objects at any point
         queue = struct(
             "VkDeviceQueueCreateInfo",
             queueFamilyIndex=family,

@@ -161,11 +161,12 @@ class Heap:
 
     def _merge(self) -> None:
         """Turns all kept spans into gaps, and joins neighbours."""
-        for spans in self._kept.values():
+        # Spans that collection of garbage gives back meanwhile go to a list of their own.
+        kept, self._kept = self._kept, defaultdict(list)
+        for spans in kept.values():
             for span in spans:
                 self._busy = max(self._busy, span.busy)
                 insort(span.block.free, (span.offset, span.size))
-        self._kept.clear()
         for block in self._blocks:
             joined: list[tuple[int, int]] = []
             for offset, size in block.free:

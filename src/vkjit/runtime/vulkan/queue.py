@@ -104,7 +104,7 @@ class Queue:
         self._device = device
         self._spin = _SPIN_SECONDS if spin else 0.0
         self._handle = device.queue()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # collection of garbage may come at any point
         self._labels: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         self._finished = 0
         self._counter = ffi.new("uint64_t *")
