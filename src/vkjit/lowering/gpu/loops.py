@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from vkjit.lowering.gpu.grid import Grid, invocations, within
+from vkjit.lowering.gpu.lanes import spread, vector_lanes
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.types import Access, BinOp, CmpOp
@@ -13,7 +14,10 @@ from vkjit.lowering.kernel.views import View, dense
 from vkjit.lowering.plan.groups import LoopGroup, ScanGroup, ScatterAddGroup, StoreStep
 from vkjit.lowering.templates.body import Point, access_of, evaluate, load, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
-from vkjit.lowering.templates.space import compact, coordinates
+from vkjit.lowering.templates.space import compact, coordinates, lane_axis, views_of
+
+_VECTORS_FROM = 1 << 16
+"""Elements from which on memory, not the launch, is what a pointwise kernel waits for."""
 
 
 def each_item(
@@ -29,18 +33,26 @@ def each_item(
 
 
 def pointwise(group: LoopGroup, context: TemplateContext) -> list[Lowered]:
-    """One kernel that computes every store of a group without reductions."""
+    """One kernel that computes every store of a group without reductions.
+
+    Neighbouring invocations walk the axis along which most arrays are contiguous; where there is
+    enough work each takes a vector of it.
+    """
     group = compact(group)
     b = Builder("pointwise", context.target.index_type)
     buffers = Buffers(b, context, access_of(group.body, group.stores))
+    views = views_of(group.body, group.stores)
+    axis = lane_axis(views, range(len(group.shape)), 4)
+    count = math.prod(group.shape)
+    lanes = vector_lanes(group, axis) if count >= _VECTORS_FROM else 1
 
     def visit(item: Value) -> None:
-        point = Point(b, coordinates(b, item, group.shape))
+        point = Point(b, spread(b, item, group.shape, axis, lanes), axis, lanes)
         values = evaluate(point, buffers, group.body, {s.value for s in group.stores}, {})
         for step in group.stores:
             store(point, buffers, step, values[step.value])
 
-    grid, workgroup = each_item(b, math.prod(group.shape), context, visit)
+    grid, workgroup = each_item(b, count // lanes, context, visit)
     return [Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)]
 
 

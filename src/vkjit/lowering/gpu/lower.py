@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from vkjit.errors import MissingRuleError
 from vkjit.lowering.gpu.gemm_tiled import contract
 from vkjit.lowering.gpu.loops import pointwise, scan, scatter_add
 from vkjit.lowering.gpu.rows import rows
@@ -16,9 +17,17 @@ from vkjit.lowering.plan.groups import (
 )
 from vkjit.lowering.templates.context import Lowered, TemplateContext
 
+_MAX_ELEMENTS = 1 << 31
+"""Kernels on the GPU count elements in signed 32-bit indices."""
+
 
 def lower(group: Group, context: TemplateContext) -> list[Lowered]:
-    """The kernels of one group, in order, with default schedules."""
+    """The kernels of one group, in order, with default schedules.
+
+    Raises:
+        MissingRuleError: an array has more elements than 32-bit indices reach.
+    """
+    check_sizes(context)
     match group:
         case LoopGroup(reduced=0):
             return pointwise(group, context)
@@ -32,3 +41,14 @@ def lower(group: Group, context: TemplateContext) -> list[Lowered]:
             return scan(group, context)
         case _:
             assert_never(group)
+
+
+def check_sizes(context: TemplateContext) -> None:
+    """Refuses arrays that kernels of the target cannot index."""
+    for number, info in enumerate(context.arrays):
+        if info.length >= _MAX_ELEMENTS:
+            raise MissingRuleError(
+                f"gpu: array {number} of the group has {info.length} elements of {info.elem}, "
+                f"{context.target.name} indexes fewer than {_MAX_ELEMENTS}; split the array or "
+                "run on cpu"
+            )

@@ -1,22 +1,30 @@
 """Groups with reductions on the GPU.
 
-Long rows get a workgroup each: invocations walk the reduced axes side by side, meet in shared
-memory, and read the row's result from there. Short rows, and rows that lie side by side in memory,
-get one invocation each.
+Who walks a row depends on its length and on how rows lie in memory:
+
+- a long row gets a workgroup: invocations walk the reduced axes side by side, in vectors where
+  those are contiguous, and meet at the end;
+- of rows that lie side by side, 32 share a workgroup, so that neighbours read neighbouring
+  elements; several invocations walk each row;
+- a short row, or one of very many that lie side by side, gets one invocation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
-from vkjit.lowering.gpu.grid import Grid, invocations
+from vkjit.lowering.gpu.grid import Grid, invocations, within
+from vkjit.lowering.gpu.lanes import contiguous, spread, vector_lanes
 from vkjit.lowering.gpu.loops import each_item
+from vkjit.lowering.gpu.meeting import Meeting
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.types import CmpOp, Scratch, scalar_of
+from vkjit.lowering.kernel.types import BinOp, CmpOp
 from vkjit.lowering.plan.groups import LoopGroup, ReduceStep, StoreStep
+from vkjit.lowering.target import Target
 from vkjit.lowering.templates.body import Point, access_of, arguments, evaluate, needed, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.phases import full_values, phases
@@ -24,50 +32,89 @@ from vkjit.lowering.templates.space import compact, coordinates, lane_axis, view
 
 _SHORT_ROW = 32
 """Rows of up to this many elements are walked by one invocation."""
-_MANY_ROWS = 1024
+_MANY_ROWS = 1 << 14
 """From this many on, rows that lie side by side in memory get one invocation each."""
+_SIDE_BY_SIDE = 32
+"""Rows in one workgroup: a subgroup of most GPUs, and 128 bytes of float32."""
+_VECTORS_FROM = 256
+"""Elements of a row from which on it is walked in vectors."""
+_LONG_ROW = 1 << 14
+"""Elements of a row from which on a workgroup is as large as the device allows, up to 1024."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Team:
+    """``rows`` rows in a workgroup, ``size`` invocations for each, ``lanes`` elements at a time.
+
+    ``axis`` is the row axis along which neighbouring rows lie.
+    """
+
+    rows: int
+    size: int
+    lanes: int
+    axis: int
+
+
+def team(group: LoopGroup, target: Target) -> Team:
+    """Who walks the rows of a compact group."""
+    split = len(group.shape) - group.reduced
+    count, length = math.prod(group.shape[:split]), math.prod(group.shape[split:])
+    views = views_of(group.body, group.stores)
+    axis = lane_axis(views, range(split), 4)
+    beside = contiguous(views, axis) > contiguous(views, len(group.shape) - 1)
+    if length <= _SHORT_ROW or (beside and count >= _MANY_ROWS):
+        return Team(1, 1, 1, axis)
+    most = invocations(target)
+    if beside and group.shape[axis] >= _SIDE_BY_SIDE and most >= 2 * _SIDE_BY_SIDE:
+        return Team(_SIDE_BY_SIDE, most // _SIDE_BY_SIDE, 1, axis)
+    lanes = vector_lanes(group, len(group.shape) - 1) if length >= _VECTORS_FROM else 1
+    wanted = 1024 if length >= _LONG_ROW else 256
+    return Team(1, invocations(target, max(32, min(wanted, length // lanes))), lanes, axis)
 
 
 def rows(group: LoopGroup, context: TemplateContext) -> list[Lowered]:
     """One kernel for a group with reduced axes."""
     group = compact(group)
-    split = len(group.shape) - group.reduced
-    count, length = math.prod(group.shape[:split]), math.prod(group.shape[split:])
-    views = views_of(group.body, group.stores)
-    side_by_side = lane_axis(views, range(len(group.shape)), 4) < split
-    alone = length <= _SHORT_ROW or (side_by_side and count >= _MANY_ROWS)
+    count = math.prod(group.shape[: len(group.shape) - group.reduced])
     b = Builder("rows", context.target.index_type)
     buffers = Buffers(b, context, access_of(group.body, group.stores))
-    size = 1 if alone else invocations(context.target, max(32, min(256, length)))
-    nest = _Nest(b, group, buffers, size)
-    if alone:
+    who = team(group, context.target)
+    nest = _Nest(b, group, buffers, who, context.target)
+    if who.size == 1:
         grid, workgroup = each_item(b, count, context, nest.row)
         return [Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)]
-    grid = Grid(count, context.target)
-    with grid.each(b) as position:
+    whole = Grid(-(-count // who.rows), context.target)
+    with whole.each(b) as position:
         nest.row(position)
-    return [Lowered(b.finish(grid.shape, (size, 1, 1), group.origin), buffers.arrays)]
+    workgroup = (who.size, 1, 1) if who.rows == 1 else (who.rows, who.size, 1)
+    kernel = b.finish(whole.shape, workgroup, group.origin)
+    kernel.subgroup = nest.meeting.subgroup
+    return [Lowered(kernel, buffers.arrays)]
 
 
 @final
 class _Nest:
-    """One group on its way to a kernel; ``size`` invocations share a row."""
+    """One group on its way to a kernel."""
 
-    def __init__(self, b: Builder, group: LoopGroup, buffers: Buffers, size: int) -> None:
+    def __init__(
+        self, b: Builder, group: LoopGroup, buffers: Buffers, who: Team, target: Target
+    ) -> None:
         self.b = b
         self.group = group
         self.buffers = buffers
-        self.size = size
+        self.who = who
         self.split = len(group.shape) - group.reduced
+        self.row_shape = group.shape[: self.split]
         self.columns = group.shape[self.split :]
         self.length = math.prod(self.columns)
         self.phase = phases(group)
         self.full = full_values(group)
-        self.shared: dict[tuple[int, int], Scratch] = {}
+        self.meeting = Meeting(b, who.rows, who.size, target)
 
     def row(self, position: Value) -> None:
-        """All phases of one row."""
-        at = coordinates(self.b, position, self.group.shape[: self.split])
+        """All phases of the row at ``position``, or of this invocation's of the rows there."""
+        at, is_row = self.place(position)
         known: dict[int, Value] = {}
         body = self.group.body
         for phase in range(1, max(self.phase.values(), default=0) + 1):
@@ -76,71 +123,65 @@ class _Nest:
             wanted = [n for n in used if n not in self.full]
             known = evaluate(self.row_point(at), self.buffers, body, wanted, known)
             known.update(self.fold(at, steps, known))
-        self.write(at, known)
+        with within(self.b, is_row, math.prod(self.row_shape), self.reach()):
+            self.write(at, known)
+
+    def place(self, position: Value) -> tuple[list[Value], Value]:
+        """Indices of the row, and its number.
+
+        The last workgroup repeats the last row where there are no more: all must meet.
+        """
+        b, many = self.b, self.who.rows
+        number = position if many == 1 else b.add(b.scaled(position, many), b.local_id(0))
+        count = math.prod(self.row_shape)
+        inside = number
+        if self.reach() > count:
+            inside = b.binary(BinOp.MIN_U, number, b.index(count - 1))
+        return spread(b, inside, self.row_shape, self.who.axis, 1), number
+
+    def reach(self) -> int:
+        """Rows that all workgroups together have room for."""
+        return -(-math.prod(self.row_shape) // self.who.rows) * self.who.rows
 
     def row_point(self, at: Sequence[Value]) -> Point:
         """A point of the row itself; reduced indices are 0 and must not matter."""
         return Point(self.b, [*at, *[self.b.index(0)] * len(self.columns)])
 
-    def first(self) -> Value:
-        """The first element of this invocation."""
-        return self.b.index(0) if self.size == 1 else self.b.local_id()
+    def point(self, at: Sequence[Value], column: Value) -> Point:
+        """The elements of the row from the position ``column``."""
+        indices = [*at, *coordinates(self.b, column, self.columns)]
+        return Point(self.b, indices, len(indices) - 1, self.who.lanes)
+
+    def range(self) -> tuple[Value, Value, Value]:
+        """Bounds and step of this invocation's walk along the row."""
+        b, lanes = self.b, self.who.lanes
+        step = b.index(self.who.size * lanes)
+        return b.scaled(self.meeting.member, lanes), b.index(self.length), step
 
     def fold(
         self, at: Sequence[Value], steps: Sequence[int], known: dict[int, Value]
     ) -> dict[int, Value]:
         """One pass over the row; gives the values of the reductions ``steps``."""
-        b, body = self.b, self.group.body
+        b, body, lanes = self.b, self.group.body, self.who.lanes
         rules = [s for n in steps if isinstance(s := body[n], ReduceStep)]
-        initial = [s.rule.initial(b, 1) for s in rules]
+        initial = [s.rule.initial(b, lanes) for s in rules]
         states = [v for state in initial for v in state]
-        with b.loop(
-            self.first(), b.index(self.length), b.index(self.size), states, hint="col"
-        ) as loop:
-            point = Point(b, [*at, *coordinates(b, loop.index, self.columns)])
+        with b.loop(*self.range(), states, hint="col") as loop:
+            point = self.point(at, loop.index)
             values = evaluate(point, self.buffers, body, [s.arg for s in rules], known)
+            where = loop.index if lanes == 1 else point.spread(loop.index, 1)
             after: list[Value] = []
             for step, state in zip(rules, initial, strict=True):
                 before = loop.carried[len(after) : len(after) + len(state)]
-                after.extend(step.rule.step(b, before, values[step.arg], loop.index))
+                element = b.splat(values[step.arg], lanes)
+                after.extend(step.rule.step(b, before, element, where))
             loop.yields(*after)
         out: dict[int, Value] = {}
         rest = list(loop.results)
         for number, step, state in zip(steps, rules, initial, strict=True):
             mine, rest = tuple(rest[: len(state)]), rest[len(state) :]
-            out[number] = step.rule.finish(b, self.together(number, step, mine))
+            out[number] = step.rule.finish(b, self.meeting.merged(step.rule, mine, lanes))
         return out
-
-    def together(
-        self, number: int, step: ReduceStep, state: tuple[Value, ...]
-    ) -> tuple[Value, ...]:
-        """The states of all invocations merged, by halves through shared memory."""
-        if self.size == 1:
-            return state
-        b = self.b
-        memory = [self.scratch(number, i, v) for i, v in enumerate(state)]
-        local = b.local_id()
-        for where, value in zip(memory, state, strict=True):
-            b.store(where, local, value)
-        half = self.size // 2
-        while half:
-            b.barrier()
-            with b.branch(b.compare(CmpOp.LT_U, local, b.index(half))).then():
-                left = tuple(b.load(m, local) for m in memory)
-                right = tuple(b.load(m, b.offset(local, half)) for m in memory)
-                for where, value in zip(memory, step.rule.merge(b, left, right), strict=True):
-                    b.store(where, local, value)
-            half //= 2
-        b.barrier()
-        return tuple(b.load(m, b.index(0)) for m in memory)
-
-    def scratch(self, number: int, part: int, value: Value) -> Scratch:
-        """Shared memory for one part of a reduction's state."""
-        key = (number, part)
-        if key not in self.shared:
-            elem = scalar_of(value.type)
-            self.shared[key] = self.b.scratch(f"s{number}_{part}", elem, self.size)
-        return self.shared[key]
 
     def write(self, at: Sequence[Value], known: dict[int, Value]) -> None:
         """Stores row values once, then full values element by element."""
@@ -154,8 +195,8 @@ class _Nest:
         if per_row:
             self.write_row(at, per_row, values)
         if per_element:
-            with b.loop(self.first(), b.index(self.length), b.index(self.size), hint="col") as loop:
-                point = Point(b, [*at, *coordinates(b, loop.index, self.columns)])
+            with b.loop(*self.range(), hint="col") as loop:
+                point = self.point(at, loop.index)
                 wanted = [s.value for s in per_element]
                 found = evaluate(point, self.buffers, body, wanted, values)
                 for step in per_element:
@@ -166,10 +207,10 @@ class _Nest:
     ) -> None:
         """Stores row values from the first invocation of the row."""
         b = self.b
-        if self.size == 1:
+        if self.who.size == 1:
             for step in steps:
                 store(self.row_point(at), self.buffers, step, values[step.value])
             return
-        with b.branch(b.compare(CmpOp.EQ, b.local_id(), b.index(0))).then():
+        with b.branch(b.compare(CmpOp.EQ, self.meeting.member, b.index(0))).then():
             for step in steps:
                 store(self.row_point(at), self.buffers, step, values[step.value])

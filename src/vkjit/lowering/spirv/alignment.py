@@ -1,11 +1,30 @@
-"""Powers of two that are known to divide an index: they tell which vector accesses are aligned."""
+"""Powers of two that are known to divide an index: they tell which vector accesses are aligned.
+
+Also which arrays in shared memory are declared as arrays of vectors: those whose vector accesses
+are all aligned and of one width. Elements of them are still reached one by one.
+"""
 
 from __future__ import annotations
 
 from typing import final
 
-from vkjit.lowering.kernel.nodes import Binary, Const, For, Select, Splat, Value
-from vkjit.lowering.kernel.types import BinOp
+from vkjit.lowering.kernel.nodes import (
+    AtomicAdd,
+    Binary,
+    Const,
+    For,
+    Kernel,
+    Load,
+    MatLoad,
+    MatStore,
+    Node,
+    Select,
+    Splat,
+    Store,
+    Value,
+)
+from vkjit.lowering.kernel.types import BinOp, Memory, Scratch, Space, VecType
+from vkjit.lowering.kernel.walk import all_nodes
 
 LIMIT = 64
 """No access asks for more; also the answer for the index 0, which everything divides."""
@@ -39,7 +58,7 @@ class Multiples:
         match value:
             case Const(value=int() as number):
                 return LIMIT if number == 0 else min(number & -number, LIMIT)
-            case Binary(op=BinOp.ADD | BinOp.SUB, a=a, b=b):
+            case Binary(op=BinOp.ADD | BinOp.SUB | BinOp.MIN_U | BinOp.MIN_S, a=a, b=b):
                 return min(self._of(a, depth), self._of(b, depth))
             case Binary(op=BinOp.MUL, a=a, b=b):
                 return min(self._of(a, depth) * self._of(b, depth), LIMIT)
@@ -53,3 +72,31 @@ class Multiples:
                 return self._of(x, depth)
             case _:
                 return 1
+
+
+def shared_widths(kernel: Kernel, multiples: Multiples) -> dict[Memory, int]:
+    """Lanes of the vectors that each shared array is made of, where that is more than 1."""
+    widths: dict[Memory, int] = {}
+    for node in all_nodes(kernel.body):
+        if isinstance(node, For):
+            multiples.enter_loop(node)
+        if isinstance(node, (Load, Store, AtomicAdd, MatLoad, MatStore)):
+            lanes = _width(node, multiples)
+            if lanes is not None and widths.setdefault(node.memory, lanes) != lanes:
+                widths[node.memory] = 1
+    return {memory: lanes for memory, lanes in widths.items() if lanes > 1}
+
+
+def _width(node: Node, multiples: Multiples) -> int | None:
+    """The width that an access asks of its memory: None for any, 1 where vectors are in the way."""
+    if not isinstance(node, (Load, Store)):
+        return 1
+    memory = node.memory
+    if not isinstance(memory, Scratch) or memory.space is not Space.SHARED:
+        return 1
+    type_ = node.type if isinstance(node, Load) else node.value.type
+    if not isinstance(type_, VecType) or isinstance(node.index.type, VecType):
+        return None
+    lanes, masked = type_.lanes, node.mask is not None
+    aligned = multiples.of(node.index) % lanes == 0 and memory.length % lanes == 0
+    return lanes if lanes in (2, 4) and aligned and not masked else 1

@@ -8,7 +8,8 @@ Buffers are reached in one of two ways, the target's choice:
   every access. All variables are ``Aliased``: a donated output shares memory with its input.
 
 Vectors: device addresses take a vector at any element. A descriptor gives one typed view per width,
-which starts at multiples of it; elsewhere, and in scratch memory, lanes are accessed one by one.
+which starts at multiples of it. Shared arrays whose vector accesses are all aligned are declared as
+arrays of vectors. Elsewhere lanes are accessed one by one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from vkjit.lowering.kernel.types import (
     Space,
     VecType,
 )
-from vkjit.lowering.spirv.alignment import Multiples
+from vkjit.lowering.spirv.alignment import Multiples, shared_widths
 from vkjit.lowering.spirv.arithmetic import extract, uniform
 from vkjit.lowering.spirv.context import STORAGE, Context
 from vkjit.lowering.spirv.grammar import (
@@ -71,6 +72,7 @@ class Memories:
         self._addressed = ctx.target.addressing is Addressing.DEVICE_ADDRESS
         self._bases: dict[Memory, int] = {}
         self._views: dict[tuple[Buffer, int], int] = {}
+        self._widths = shared_widths(ctx.kernel, multiples)
 
     def declare(self) -> None:
         """Declares all memory; stands at the start of the entry block."""
@@ -89,9 +91,10 @@ class Memories:
             module.name(base, memory.name)
 
     def _scratch_pointer(self, scratch: Scratch) -> int:
-        module = self._ctx.module
-        length = module.uint(scratch.length)
-        array = module.unique(Op.TypeArray, self._ctx.type(scratch.elem), length)
+        module, width = self._ctx.module, self._widths.get(scratch, 1)
+        length = module.uint(scratch.length // width)
+        type_ = VecType(scratch.elem, width) if width > 1 else scratch.elem
+        array = module.unique(Op.TypeArray, self._ctx.type(type_), length)
         return module.pointer(_storage(scratch, addressed=self._addressed), array)
 
     def _load_addresses(self) -> None:
@@ -153,9 +156,22 @@ class Memories:
         type_ = self._ctx.type(memory.elem, arithmetic=isinstance(memory, Scratch))
         pointer = module.pointer(_storage(memory, addressed=self._addressed), type_)
         if isinstance(memory, Scratch):
-            return module.value(Op.AccessChain, pointer, self._bases[memory], index)
+            steps: tuple[int, ...] = (index,)
+            if memory in self._widths:
+                index_type, width = self._ctx.kernel.index_type, self._widths[memory]
+                last = uniform(self._ctx, index_type, width - 1)
+                lane = module.value(Op.BitwiseAnd, self._ctx.type(index_type), index, last)
+                steps = (self._row(index, width), lane)
+            return module.value(Op.AccessChain, pointer, self._bases[memory], *steps)
         base = self._bases[memory] if self._addressed else self._view(memory, 1)
         return module.value(Op.AccessChain, pointer, base, module.uint(0), index)
+
+    def _row(self, index: int, lanes: int) -> int:
+        """The number of the vector of ``lanes`` that holds the element at ``index``."""
+        index_type = self._ctx.kernel.index_type
+        shift = uniform(self._ctx, index_type, lanes.bit_length() - 1)
+        id_type = self._ctx.type(index_type)
+        return self._ctx.module.value(Op.ShiftRightLogical, id_type, index, shift)
 
     def alignment(self, memory: Memory, index: Value, nbytes: int) -> int:
         """The known alignment in bytes of an access of ``nbytes`` at ``index``: a power of two.
@@ -239,19 +255,21 @@ class Memories:
         self, memory: Memory, type_: VecType, index: Value, position: int
     ) -> int | None:
         """A pointer to a whole vector, or None where lanes must be accessed one by one."""
-        if isinstance(memory, Scratch):
-            return None
         module = self._ctx.module
         spirv_type = self._ctx.type(type_, arithmetic=False)
+        if isinstance(memory, Scratch):
+            if memory not in self._widths:
+                return None
+            row = self._row(position, type_.lanes)
+            pointer = module.pointer(StorageClass.Workgroup, spirv_type)
+            return module.value(Op.AccessChain, pointer, self._bases[memory], row)
         if self._addressed:
             pointer = module.pointer(StorageClass.PhysicalStorageBuffer, spirv_type)
             return module.value(Op.Bitcast, pointer, self.pointer(memory, position))
         is_view = type_.lanes in (2, 4) and self._multiples.of(index) >= type_.lanes
         if not is_view or memory.length % type_.lanes:
             return None
-        index_type = self._ctx.type(index.type)
-        shift = uniform(self._ctx, index.type, type_.lanes.bit_length() - 1)
-        row = module.value(Op.ShiftRightLogical, index_type, position, shift)
+        row = self._row(position, type_.lanes)
         pointer = module.pointer(StorageClass.StorageBuffer, spirv_type)
         view = self._view(memory, type_.lanes)
         return module.value(Op.AccessChain, pointer, view, module.uint(0), row)

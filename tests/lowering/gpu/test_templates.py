@@ -1,0 +1,235 @@
+"""GPU kernels in the interpreter: no driver, races reported, on targets of different limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vkjit as vj
+import vkjit.numpy as jnp
+from vkjit.errors import MissingRuleError
+from vkjit.ir.evaluate import evaluate
+from vkjit.lowering.artifact import Launch
+from vkjit.lowering.compile import compile_program
+from vkjit.lowering.gpu.gemm_schedule import default_schedule, fits, shared_elements
+from vkjit.lowering.gpu.gemm_tiled import contract
+from vkjit.lowering.gpu.lower import check_sizes
+from vkjit.lowering.kernel.interpret import run
+from vkjit.lowering.kernel.interpret_ops import DTYPES
+from vkjit.lowering.kernel.nodes import Kernel, Load, SubgroupShuffle
+from vkjit.lowering.kernel.types import F32, F64, I32, ScalarType, VecType
+from vkjit.lowering.kernel.views import dense
+from vkjit.lowering.kernel.walk import all_nodes
+from vkjit.lowering.plan.groups import (
+    ArrayInfo,
+    ContractGroup,
+    LoadStep,
+    ProductStep,
+    StoreStep,
+)
+from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Target, TargetKind
+from vkjit.lowering.templates.context import TemplateContext
+from vkjit.runtime.reference import ReferenceDevice
+
+Array = np.ndarray[Any, Any]
+
+LARGE = Target(
+    name="large-gpu",
+    kind=TargetKind.GPU,
+    index_type=I32,
+    storage=ALL_SCALARS,
+    arithmetic=ALL_SCALARS,
+    max_workgroup=(1024, 1024, 64),
+    max_invocations=1024,
+    shared_bytes=49152,
+    subgroup_sizes=(32,),
+    subgroup_ops=True,
+    features=frozenset({"subgroup_shuffle"}),
+)
+NARROW = replace(LARGE, name="narrow-gpu", max_grid=(7, 65535, 65535), subgroup_sizes=(8,))
+"""Subgroups of 8, as in software drivers, and grids that soon need a second dimension."""
+TARGETS = [LARGE, NARROW, MINIMAL_GPU]
+
+every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+
+
+def kernels_of(function: Callable[..., Any], arrays: tuple[Array, ...], target: Target):
+    """The results of ``function`` by interpreted GPU kernels, those wanted, and the kernels."""
+    program = vj.make_ir(function)(*arrays)
+    plan = compile_program(program, target).plan
+    device = ReferenceDevice(target)
+    outs = device.load(plan).run([device.upload(a) for a in arrays])
+    avals = program.out_avals
+    got = [device.download(o, a.dtype, a.shape) for o, a in zip(outs, avals, strict=True)]
+    kernels = [s.kernel for s in plan.steps if isinstance(s, Launch)]
+    return got, evaluate(program, list(arrays)), kernels
+
+
+def check(function: Callable[..., Any], *arrays: Array, target: Target) -> list[Kernel]:
+    """Runs and compares; gives the kernels."""
+    got, want, kernels = kernels_of(function, arrays, target)
+    for g, w in zip(got, want, strict=True):
+        scale = float(np.abs(w).max(initial=1.0))
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=4e-6 * scale)
+    return kernels
+
+
+def normal(*shape: int) -> Array:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+def uses(kernels: list[Kernel], kind: type) -> bool:
+    return any(isinstance(n, kind) for k in kernels for n in all_nodes(k.body))
+
+
+def reads_vectors(kernel: Kernel) -> bool:
+    loads = [n for n in all_nodes(kernel.body) if isinstance(n, Load) and n.memory.elem is F32]
+    return any(isinstance(n.type, VecType) and n.index.type is I32 for n in loads)
+
+
+# -- pointwise ------------------------------------------------------------------------------------
+
+
+@every_target
+@pytest.mark.parametrize("shape", [(1,), (7, 5), (300, 223), (64, 1028)], ids=str)
+def test_pointwise(target: Target, shape: tuple[int, ...]) -> None:
+    x, row = normal(*shape), normal(shape[-1])
+    (kernel,) = check(lambda x, r: jnp.maximum(x * 2 + r, 0.5), x, row, target=target)
+    assert reads_vectors(kernel) == (shape == (64, 1028))
+
+
+def test_large_transposes_are_not_read_in_vectors() -> None:
+    (kernel,) = check(lambda x: x.T + 1, normal(256, 260), target=LARGE)
+    assert not reads_vectors(kernel)
+
+
+def test_a_permuted_sum_walks_the_axis_that_most_arrays_share() -> None:
+    x, y = normal(260, 256), normal(260, 256)
+    check(lambda x, y: (x * y + x).T, x, y, target=LARGE)
+
+
+def test_lookup_of_rows_reads_vectors() -> None:
+    ids = np.random.default_rng(0).integers(0, 50, 300).astype(np.int32)
+    table = normal(50, 256)
+    (kernel,) = check(lambda t, i: jnp.take(t, i, axis=0) * 2, table, ids, target=LARGE)
+    assert reads_vectors(kernel)
+
+
+# -- reductions -----------------------------------------------------------------------------------
+
+LENGTHS = [1, 31, 33, 255, 256, 1000, 5000]
+
+
+@every_target
+@pytest.mark.parametrize("length", LENGTHS)
+def test_softmax_of_rows(target: Target, length: int) -> None:
+    kernels = check(lambda x: vj.nn.softmax(x, axis=-1), normal(3, length), target=target)
+    assert len(kernels) == 1
+    assert uses(kernels, SubgroupShuffle) == (target.subgroup_ops and length > 32)
+
+
+@every_target
+@pytest.mark.parametrize("shape", [(100, 40), (33, 300), (1000, 32), (40, 100, 3)], ids=str)
+def test_sums_of_columns(target: Target, shape: tuple[int, ...]) -> None:
+    check(lambda x: (jnp.sum(x, axis=0), jnp.max(x, axis=0)), normal(*shape), target=target)
+
+
+@every_target
+@pytest.mark.parametrize("axis", [0, 1])
+def test_positions_of_extrema_are_the_first(target: Target, axis: int) -> None:
+    x = np.random.default_rng(0).integers(0, 5, (260, 512)).astype(np.float32)
+    check(lambda x: jnp.argmax(x, axis=axis), x, target=target)
+
+
+def test_columns_are_centred_and_their_mean_kept() -> None:
+    """Row values and full values of rows that lie side by side, some workgroups half empty."""
+
+    def centred(x: Any) -> Any:
+        mean = jnp.mean(x, axis=0)
+        return x - mean, mean
+
+    check(centred, normal(90, 70), target=LARGE)
+
+
+def test_long_rows_get_large_workgroups() -> None:
+    (kernel,) = check(jnp.sum, normal(70000), target=LARGE)
+    assert kernel.workgroup == (1024, 1, 1)
+    assert kernel.subgroup == 32
+    assert reads_vectors(kernel)
+
+
+# -- products -------------------------------------------------------------------------------------
+
+SIZES = [(1, 1, 1), (33, 45, 37), (64, 64, 64), (20, 36, 100), (100, 8, 16)]
+
+
+@every_target
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("layout", ["mk,kn->mn", "km,kn->mn", "mk,nk->mn", "km,nk->mn"])
+def test_products(target: Target, sizes: tuple[int, int, int], layout: str) -> None:
+    size = dict(zip("mnk", sizes, strict=True))
+    left, right = layout.split("->")[0].split(",")
+    x, y = (normal(*[size[c] for c in side]) for side in (left, right))
+    check(lambda x, y: jnp.einsum(layout, x, y), x, y, target=target)
+
+
+def test_products_with_batches_prologues_and_epilogues() -> None:
+    x, y, bias = normal(2, 3, 40, 20), normal(2, 3, 20, 36), normal(36)
+    check(lambda x, y, c: jnp.tanh(x @ y + c) * 2, x, y, bias, target=LARGE)
+
+
+@pytest.mark.parametrize(("size", "block"), [(64, 32), (1024, 64), (2047, 128), (2048, 128)])
+def test_large_products_use_large_tiles(size: int, block: int) -> None:
+    assert default_schedule(product(size, size, 64), LARGE).block_m == block
+
+
+@pytest.mark.parametrize("target", [LARGE, MINIMAL_GPU], ids=lambda t: t.name)
+@pytest.mark.parametrize("elem", [F32, F64], ids=repr)
+def test_schedules_keep_to_the_limits(target: Target, elem: ScalarType) -> None:
+    for size in (16, 1000, 4096):
+        group = replace(product(size, size, size), accumulate=elem)
+        schedule = default_schedule(group, target)
+        assert fits(group, schedule, target)
+        assert shared_elements(schedule) * elem.bytes <= target.shared_bytes
+
+
+def test_large_tiles_are_right_at_the_edges() -> None:
+    """Many small products: enough tiles for the larger schedules at little cost."""
+    x, y = normal(33, 66, 20), normal(33, 20, 70)
+    (kernel,) = check(jnp.matmul, x, y, target=LARGE)
+    assert kernel.workgroup == (16, 16, 1)
+
+
+@pytest.mark.parametrize("elem", [F32, I32], ids=repr)
+def test_the_largest_tiles_are_right_at_the_edges(elem: ScalarType) -> None:
+    m, n, k = 130, 132, 20
+    group = replace(product(m, n, k, elem), accumulate=elem)
+    infos = [ArrayInfo(elem, size) for size in (m * k, k * n, m * n)]
+    schedule = default_schedule(product(4096, 4096, k), LARGE)
+    assert schedule.block_m == 128
+    (lowered,) = contract(group, schedule, TemplateContext(LARGE, infos))
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-9, 9, shape) for shape in ((m, k), (k, n)))
+    out = np.zeros((m, n), DTYPES[elem])
+    arrays = {0: x.astype(out.dtype), 1: y.astype(out.dtype), 2: out}
+    run(lowered.kernel, [arrays[a] for a in lowered.arrays])
+    np.testing.assert_array_equal(out, x @ y)
+
+
+def product(m: int, n: int, k: int, elem: ScalarType = F32) -> ContractGroup:
+    lhs, rhs = LoadStep(0, dense((m, k)), elem), LoadStep(1, dense((k, n)), elem)
+    stores = (StoreStep(0, 2, dense((m, n))),)
+    return ContractGroup((), m, n, k, lhs, rhs, elem, (ProductStep(elem),), stores)
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+def test_arrays_beyond_the_index_are_refused_by_name_and_size() -> None:
+    context = TemplateContext(LARGE, [ArrayInfo(F32, 4), ArrayInfo(F32, 1 << 31)])
+    with pytest.raises(MissingRuleError, match=rf"array 1 .* has {1 << 31} elements of f32"):
+        check_sizes(context)
