@@ -1,4 +1,4 @@
-"""Settings shared by all tests: hypothesis profiles, markers, golden files, the device fixture.
+"""Settings shared by all tests: hypothesis profiles, the device argument, shared data.
 
 `device` runs a test once per device that this machine offers: ``reference``, ``cpu`` and every
 Vulkan device found, lavapipe included. ``VKJIT_TEST_DEVICES=cpu,vulkan:0`` narrows the list.
@@ -39,19 +39,6 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if CI else "dev"))
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--update-golden",
-        action="store_true",
-        help="rewrite the golden text files instead of comparing with them; refused in CI",
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if CI and config.getoption("--update-golden"):
-        raise pytest.UsageError("--update-golden: golden files are never rewritten in CI")
-
-
 @functools.cache
 def _devices() -> tuple[str, ...]:
     """Names of the devices that tests run on, cheapest first."""
@@ -72,12 +59,6 @@ def _parametrized(metafunc: pytest.Metafunc, name: str) -> bool:
     """True if the test or its class lists its own values for the argument `name`."""
     marks = metafunc.definition.iter_markers("parametrize")
     return any(name in str(mark.args[0]).replace(" ", "").split(",") for mark in marks)
-
-
-@pytest.fixture(scope="session")
-def update_golden(pytestconfig: pytest.Config) -> bool:
-    """True if golden files are to be rewritten."""
-    return bool(pytestconfig.getoption("--update-golden"))
 
 
 @pytest.fixture(scope="session")
