@@ -30,6 +30,8 @@ _VECTORS = 4
 """Vectors of rows side by side, where lanes lie along a row axis: whole cache lines of columns."""
 WRITE_CHAINS = 2
 """Vectors written in one step, to save loop overhead."""
+_FILLED = 2
+"""One over the least share of a vector that a short reduced axis must fill, else lanes are rows."""
 _LONG_BODY = 32
 """Bodies dearer than this fill the registers with half as many."""
 
@@ -134,6 +136,9 @@ class Layout:
         best = lane_axis(views, range(len(sizes)), self.lanes)
         if best in self.row_axes and sizes[best] < self.lanes:
             best = max(self.col_axes, key=lambda a: sizes[a])
+        longest = max(self.row_axes, key=lambda a: sizes[a], default=best)
+        if sizes[best] * _FILLED <= self.lanes <= sizes[longest]:
+            best = longest
         return best
 
     def _choose_vectors(self) -> int:
