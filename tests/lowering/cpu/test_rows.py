@@ -181,6 +181,19 @@ def test_many_rows_are_one_kernel() -> None:
     assert [k.kernel.grid[0] for k in lowered] == [40]
 
 
+def test_a_group_in_place_is_one_kernel() -> None:
+    """Its parts would read what others have written."""
+    group = softmax((1, 4096), (1,))
+    group = replace(group, stores=(StoreStep(5, 0, group.stores[0].view), group.stores[1]))
+    x = np.random.default_rng(6).standard_normal((1, 4096)).astype(np.float32)
+    context = TemplateContext(THREADS, [ArrayInfo(F32, 4096), ArrayInfo(F32, 1)] * 2)
+    (lowered,) = rows(group, SCHEDULES["parts"], context)
+    memory = [x.ravel().copy(), np.zeros(1, np.float32), np.zeros(4096, np.float32)]
+    interpret.run(lowered.kernel, [memory[i] for i in lowered.arrays])
+    e = np.exp(x.ravel().astype(np.float64) - x.max())
+    np.testing.assert_allclose(memory[0], e / e.sum(), rtol=2e-6)
+
+
 def test_blocks_nest_until_each_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """With blocks of two steps, a sum of 4096 has loops of every depth and is still exact."""
     monkeypatch.setattr(nest, "_BLOCK", 2)

@@ -44,11 +44,15 @@ def default_schedule(group: LoopGroup, target: Target) -> LoopSchedule:
 def rows(
     group: LoopGroup, schedule: LoopSchedule | None, context: TemplateContext
 ) -> list[Lowered]:
-    """The kernels of a group with reduced axes: one, or one a pass where rows are few and long."""
+    """The kernels of a group with reduced axes: one, or one a pass where rows are few and long.
+
+    A group that writes over what it reads is one kernel: parts of a row read what others write.
+    """
     group = compact(group)
     schedule = schedule or default_schedule(group, context.target)
     layout = Layout(group, schedule)
-    if layout.parts == 1:
+    in_place = Access.READ_WRITE in access_of(group.body, group.stores).values()
+    if layout.parts == 1 or in_place:
         return [_whole(layout, schedule.tasks, context)]
     return _Split(layout, context).kernels()
 
