@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from vkjit.errors import ArgumentError, ConfigError, DeviceError, InternalError, OutOfMemoryError
+from vkjit.errors import (
+    ArgumentError,
+    ConfigError,
+    DeviceError,
+    InternalError,
+    MissingRuleError,
+    OutOfMemoryError,
+)
 from vkjit.lowering.artifact import Copy, Launch, Plan, PlannedBuffer, Range, Role, Step
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Kernel
@@ -287,6 +295,18 @@ def test_limits_are_checked(vulkan):
         vulkan.load(plan)
 
 
+def test_descriptors_bind_so_many_arrays(fresh, monkeypatch: pytest.MonkeyPatch):
+    from vkjit.runtime.vulkan.pipeline import check_limits  # noqa: PLC0415  needs a Vulkan loader
+
+    device = fresh(Addressing.DESCRIPTOR)
+    few = replace(device.capabilities, max_bindings=1)
+    with pytest.raises(MissingRuleError, match=r"affine.* has 2 arrays, .* binds at most 1"):
+        check_limits(affine(1, 0), few)
+    monkeypatch.setattr(device, "capabilities", replace(device.capabilities, max_storage_range=64))
+    with pytest.raises(MissingRuleError, match=f"{SIZE} bytes, descriptors reach 64"):
+        device.load(chain({1}))
+
+
 def test_misplaced_arguments_are_refused(vulkan):
     launch = Launch(affine(1, 0, 64), (Range(0, 4, 256), Range(1, 0, 256)))
     plan = plan_of(launch, barriers=set(), buffers=(INPUT, OUTPUT))
@@ -298,6 +318,11 @@ def test_the_description_names_hardware_and_addressing(vulkan):
     text = vulkan.describe()
     assert vulkan.capabilities.name in text
     assert vulkan.target.addressing.value in text
+    for feature in vulkan.capabilities.enabled:
+        assert feature in text
+    for feature, reason in vulkan.capabilities.refused:
+        assert feature not in vulkan.capabilities.enabled
+        assert f"{feature}: {reason}" in text
 
 
 def test_only_software_devices_are_trusted_to_divide_exactly(vulkan):

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 
 from vkjit.errors import DeviceError, InternalError
 from vkjit.lowering.artifact import Plan
+from vkjit.lowering.target import Addressing
 from vkjit.runtime.device import Device, DeviceBuffer, HostArray, MemoryStats
 from vkjit.runtime.vulkan.buffer import VulkanBuffer
 from vkjit.runtime.vulkan.features import Capabilities, query
@@ -201,26 +202,44 @@ class VulkanDevice(Device):
         return MemoryStats(memory.live, memory.peak, pooled, memory.limit)
 
     def describe(self) -> str:
-        """Hardware, driver, addressing, types, subgroups, matrices and float controls."""
+        """Hardware, driver, limits, and the features that are used and those that are not."""
         known, target = self.capabilities, self.target
         types = ", ".join(sorted(t.name for t in target.arithmetic))
         matrices = ", ".join(
             f"{s.a.name}*{s.b.name}+{s.accumulator.name} {s.m}x{s.n}x{s.k}"
             for s in target.coop_shapes
         )
+        shared = " shared with the host" if self._unified else ""
+        quirks = ", ".join(f"{q.name} ({q.link})" for q in target.quirks)
+        off = "".join(f"\n    {name}: {reason}" for name, reason in known.refused)
         return "\n".join(
             (
                 f"{self.name}: {known.name}, {known.driver}",
-                f"  addressing {target.addressing.value}, "
-                f"{self.memory.limit >> 20} MiB {'shared with the host' * self._unified}".rstrip(),
+                f"  addressing {target.addressing.value}, {self._reach()}",
+                f"  memory {self.memory.limit >> 20} MiB{shared}, {known.max_allocation >> 20} MiB "
+                "in one allocation",
                 f"  arithmetic in {types}",
-                f"  subgroups of {', '.join(map(str, target.subgroup_sizes))}, "
-                f"{target.shared_bytes >> 10} KiB shared memory",
+                f"  subgroups of {', '.join(map(str, target.subgroup_sizes))}, sums across them "
+                f"{'by shuffles' if self._shuffles() else 'in shared memory'}",
+                f"  workgroups up to {target.max_invocations} with {target.shared_bytes >> 10} KiB "
+                "shared memory",
                 f"  cooperative matrices: {matrices or 'none'}",
-                f"  features: {', '.join(sorted(target.features)) or 'none'}",
+                f"  kernels may use: {', '.join(sorted(target.features)) or 'no extras'}",
+                f"  known faults worked around: {quirks or 'none'}",
+                f"  used: {', '.join(sorted(known.enabled)) or 'none'}",
+                f"  not used:{off or ' none'}",
                 f"  validation layer {'on' if self.logical.instance.validation else 'off'}",
             )
         )
+
+    def _reach(self) -> str:
+        known = self.capabilities
+        if self.target.addressing is Addressing.DEVICE_ADDRESS:
+            return "arrays of any number and size"
+        return f"{known.max_bindings} arrays of {known.max_storage_range} bytes for each kernel"
+
+    def _shuffles(self) -> bool:
+        return self.target.subgroup_ops and "subgroup_shuffle" in self.target.features
 
     def live_objects(self) -> dict[str, int]:
         """Vulkan objects in existence on this device by type; none after :meth:`close`."""

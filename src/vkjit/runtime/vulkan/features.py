@@ -96,8 +96,9 @@ BUDGET_EXTENSION = "VK_EXT_memory_budget"
 class Capabilities:
     """A physical device as the rest of the runtime sees it.
 
-    ``chain`` is the ``VkPhysicalDeviceFeatures2`` that enables ``enabled``; ``uuid`` identifies
-    device and driver together. Sizes are in bytes.
+    ``chain`` is the ``VkPhysicalDeviceFeatures2`` that enables ``enabled``; ``refused`` says of
+    wanted features why they stay off; ``uuid`` identifies device and driver together.
+    ``max_bindings`` counts the storage buffers of one kernel with descriptors. Sizes are in bytes.
     """
 
     physical: Handle
@@ -108,9 +109,11 @@ class Capabilities:
     family: int
     chain: Any
     enabled: frozenset[str]
+    refused: tuple[tuple[str, str], ...]
     extensions: tuple[str, ...]
     storage_alignment: int
     max_storage_range: int
+    max_bindings: int
     max_allocation: int
     max_buffer: int
     default_subgroup: int
@@ -136,9 +139,15 @@ def query(instance: Instance, physical: Handle) -> Capabilities:
         family=_compute_family(instance, physical),
         chain=found.chain,
         enabled=found.enabled,
+        refused=found.refused(),
         extensions=found.extensions,
         storage_alignment=alignment,
         max_storage_range=core.limits.maxStorageBufferRange,
+        max_bindings=min(
+            core.limits.maxPerStageDescriptorStorageBuffers,
+            core.limits.maxDescriptorSetStorageBuffers,
+            core.limits.maxPerStageResources,
+        ),
         max_allocation=found.v11.maxMemoryAllocationSize,
         max_buffer=found.v13.maxBufferSize if found.v13 else found.v11.maxMemoryAllocationSize,
         default_subgroup=found.v11.subgroupSize,
@@ -171,6 +180,7 @@ class _Query:
         known = listed(listing, "VkExtensionProperties", physical, NULL)
         names = {text(e.extensionName) for e in known}
         self._known = {n for n in names if _SINCE.get(n, 0) <= instance.layer_version}
+        self._too_new = names - self._known
         self.v11 = struct("VkPhysicalDeviceVulkan11Properties")
         self.v12 = struct("VkPhysicalDeviceVulkan12Properties", pNext=self.v11)
         self.v13: Any = None
@@ -219,6 +229,26 @@ class _Query:
             "VkPhysicalDeviceFeatures2", pNext=following, features=dict.fromkeys(core, 1)
         )
         return frozenset(enabled), chain
+
+    def refused(self) -> tuple[tuple[str, str], ...]:
+        """Wanted features that stay off, and why."""
+        reasons: list[tuple[str, str]] = []
+        for type_, features in {"": _CORE_WANTED, **_WANTED}.items():
+            missing = [name for name in features if name not in self.enabled]
+            extension = _EXTENSION_OF.get(type_, "")
+            reason = "the device does not have it"
+            if extension and extension not in self._known:
+                reason = f"no {extension}"
+                if extension in self._too_new:
+                    reason = f"the validation layer is older than {extension}"
+            elif type_.endswith("Vulkan13Features") and not self._is_1_3:
+                reason = "Vulkan 1.2"
+            reasons.extend((name, reason) for name in missing)
+        if "bfloat16Matrix" not in self.enabled:
+            known = _BFLOAT16_EXTENSION in self._known
+            reason = "the device does not have it" if known else f"no {_BFLOAT16_EXTENSION}"
+            reasons.append(("bfloat16Matrix", reason))
+        return tuple(reasons)
 
     def _has_bfloat16(self) -> bool:
         return _BFLOAT16_EXTENSION in self._known

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, assert_never, final
 import numpy as np
 from numpy.typing import NDArray
 
-from vkjit.errors import InternalError
+from vkjit.errors import InternalError, MissingRuleError
 from vkjit.lowering.artifact import Copy, Launch, Plan, Range, Role
 from vkjit.lowering.target import Addressing
 from vkjit.runtime.device import DeviceBuffer, Loaded, indices, taken_over
@@ -389,9 +389,9 @@ def _check_ranges(device: VulkanDevice, plan: Plan, layout: _Layout) -> None:
             if place.offset % alignment:
                 raise InternalError(f"{where}: offset {place.offset}, expected * {alignment}")
             if described and place.size > limits.max_storage_range:
-                raise InternalError(
+                raise MissingRuleError(
                     f"{where}: {place.size} bytes, descriptors reach {limits.max_storage_range}; "
-                    "use device addresses"
+                    "use device addresses (unset VKJIT_VULKAN_ADDRESSING) or the cpu"
                 )
             if place.size < buffer.length * buffer.elem.bytes:
                 raise InternalError(

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, final
 
-from vkjit.errors import DeviceError, InternalError
+from vkjit.errors import DeviceError, InternalError, MissingRuleError
 from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.kernel.types import Space
 from vkjit.lowering.spirv.emit import emit
@@ -223,8 +223,16 @@ def check_limits(kernel: Kernel, capabilities: Capabilities) -> None:
 
     Raises:
         InternalError: the schedule ignored a limit of the target.
+        MissingRuleError: with descriptors, the kernel has more arrays than can be bound.
     """
     target = capabilities.target
+    described = target.addressing is Addressing.DESCRIPTOR
+    if described and len(kernel.buffers) > capabilities.max_bindings:
+        raise MissingRuleError(
+            f"vulkan: kernel {kernel.name} has {len(kernel.buffers)} arrays, {target.name} binds "
+            f"at most {capabilities.max_bindings}; use device addresses (unset "
+            "VKJIT_VULKAN_ADDRESSING) or the cpu"
+        )
     x, y, z = kernel.workgroup
     shared = sum(s.length * s.elem.bytes for s in kernel.scratch if s.space is Space.SHARED)
     faults: list[str] = []
