@@ -104,9 +104,7 @@ class _Lowering:
             inside.append(len(self.arrays) - 1)
         for item in kernels:
             arrays = tuple([inside[a] for a in item.arrays])
-            self.steps.append(
-                KernelStep(item.kernel, arrays, group.origin, in_place, is_copy(group))
-            )
+            self.steps.append(KernelStep(item.kernel, arrays, group.origin, in_place, copies))
 
     def size(self, array: int) -> int:
         """Bytes of an array."""

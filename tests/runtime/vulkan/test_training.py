@@ -120,7 +120,7 @@ def llama(name: str) -> tuple[float, ...]:
     tokens = rng.integers(0, 64, (2, 16)).astype(np.int32)
     labels = np.where(rng.random((2, 16)) < 0.7, tokens, -100).astype(np.int32)
     row = np.concatenate([np.arange(10), np.arange(6)]).astype(np.int32)
-    segments = np.repeat(np.int32([0, 1]), [10, 6])
+    segments = np.repeat(np.array([0, 1], np.int32), [10, 6])
     batch = Batch(tokens, labels, np.stack([row, row]), np.stack([segments, segments]))
     spec = LlamaSpec(hyper, plan.spec.scale)
 
