@@ -10,7 +10,7 @@ from typing import final
 from vkjit.lowering.artifact import Launch, Plan, PlannedBuffer, Range, Role
 from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.kernel.types import Access
-from vkjit.lowering.plan.groups import GatherStep, Group, LoadStep, LoopGroup
+from vkjit.lowering.plan.groups import IOTA, GatherStep, Group, LoadStep, LoopGroup
 from vkjit.lowering.plan.hazards import barriers
 from vkjit.lowering.plan.memory import Arena, arena, lifetimes
 
@@ -78,7 +78,9 @@ def is_copy(group: Group) -> bool:
     if not isinstance(group, LoopGroup) or len(group.body) != 1 or len(group.stores) != 1:
         return False
     step, store = group.body[0], group.stores[0]
-    return isinstance(step, LoadStep) and step.view == store.view and not group.reduced
+    if group.reduced or not isinstance(step, LoadStep) or step.array == IOTA:
+        return False
+    return step.view == store.view
 
 
 @final
