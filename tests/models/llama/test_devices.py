@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def test_golden_loss_and_every_adapter_gradient(device: str) -> None:
     if device == "reference":
         pytest.skip("minutes in the interpreter, which runs one layer below")
     data = load_file(DATA / "batch.safetensors")
-    fields = fields_of(np.int32(data["input_ids"]), np.int32(data["labels"]), 64)
+    fields = fields_of(data["input_ids"].astype(np.int32), data["labels"].astype(np.int32), 64)
     expected = json.loads((DATA / "expected.json").read_text())
     want = load_file(DATA / "lora_grads.safetensors")
     assert_equal(loss_and_gradients(device, HYPER, fields), expected["loss"], want)
