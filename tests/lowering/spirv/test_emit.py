@@ -426,3 +426,22 @@ def test_drivers_may_not_rewrite_arithmetic_fma_or_rounding():
         o for op, o in instructions(words) if op is Op.Decorate and o[1] == Decoration.NoContraction
     ]
     assert len(decorated) == 6
+
+
+@pytest.mark.parametrize(("step", "loads"), [(4, 1), (6, 4)])
+def test_shared_memory_is_made_of_vectors_where_all_accesses_are_aligned(
+    step: int, loads: int
+) -> None:
+    b = Builder("shared")
+    x = b.buffer("x", F32, 8, Access.READ)
+    y = b.buffer("y", F32, 8 * 4, Access.WRITE)
+    tile = b.scratch("tile", F32, 8 * 8, Space.SHARED)
+    i = b.local_id()
+    b.store(tile, b.scaled(i, step), b.load(x, i))
+    b.barrier()
+    b.store(y, b.scaled(i, 4), b.load(tile, b.scaled(i, step), 4))
+    words = emit(b.finish((1, 1, 1), (8, 1, 1)), target(Addressing.DESCRIPTOR))
+    validate(words)
+    # One load of x, one of the builtin index, and those of the tile.
+    assert count(words, Op.Load) == 2 + loads
+    assert count(words, Op.CompositeConstruct) == (loads > 1)

@@ -107,6 +107,33 @@ def test_unaligned_vectors_and_masks(vulkan, lanes: int):
     check(vulkan, b.finish((1, 1, 1), (34, 1, 1)), normal(101))
 
 
+@pytest.mark.parametrize("pitch", [12, 9])
+@pytest.mark.parametrize("elem", [F32, F16, I32, I8], ids=repr)
+def test_vectors_in_shared_memory(vulkan, elem: ScalarType, pitch: int):
+    """Written as scalars, read as vectors, from an array of vectors where all are aligned."""
+    b = Builder("shared_vectors")
+    x = b.buffer("x", elem, 64, Access.READ)
+    y = b.buffer("y", elem, 128, Access.WRITE)
+    tile = b.scratch("tile", elem, 8 * pitch + 4, Space.SHARED)
+    i = b.local_id()
+    for part in range(2):
+        linear = b.offset(i, 32 * part)
+        row, column = (b.binary(op, linear, b.index(8)) for op in (BinOp.DIV_U, BinOp.REM_U))
+        b.store(tile, b.add(b.scaled(row, pitch), column), b.load(x, linear))
+    b.barrier()
+    with b.branch(b.compare(CmpOp.LT, i, b.index(16))).then():
+        row, half = (b.binary(op, i, b.index(2)) for op in (BinOp.DIV_U, BinOp.REM_U))
+        where = b.add(b.scaled(row, pitch), b.scaled(half, 4))
+        value = b.load(tile, where, 4)
+        b.store(y, b.scaled(i, 4), value)
+        b.store(tile, where, b.add(value, value))
+        b.store(y, b.offset(b.scaled(i, 4), 64), b.load(tile, where, 4))
+    kernel = b.finish((1, 1, 1), (32, 1, 1))
+    if elem not in vulkan.target.arithmetic:
+        pytest.skip(f"the device has no {elem} arithmetic")
+    check(vulkan, kernel, (normal(64) * 10).astype(DTYPES[elem]))
+
+
 def test_gather_and_scatter(vulkan):
     b = Builder("gather")
     table = b.buffer("table", F32, 100, Access.READ)
