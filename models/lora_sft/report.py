@@ -18,6 +18,8 @@ from vkjit_models.llama.lora import LoraPlan
 from .evaluate import HeldOut
 from .progress import MIB
 
+SMOOTHING = 10
+"""Steps that the plot's smooth line of the training loss is a mean of."""
 FLAT = 1e-3
 """Relative change of the held-out loss below which a trained run is called flat."""
 
@@ -172,15 +174,23 @@ def plot_losses(steps_csv: Path, held_out_csv: Path, target: Path) -> None:
         FigureCanvasAgg,
     )
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import, only for plots
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  slow to import, only for plots
 
     steps, held_out = read_steplog(steps_csv), read_steplog(held_out_csv)
     figure = Figure(figsize=(8.0, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    axes.plot(_numbers(steps["step"]), _numbers(steps["loss"]), color="tab:blue", alpha=0.5,
-              linewidth=1, label="training")  # fmt: skip
+    losses = _numbers(steps["loss"])
+    axes.plot(_numbers(steps["step"]), losses, color="tab:blue", alpha=0.35, linewidth=1,
+              label="training, each step")  # fmt: skip
+    axes.plot(_numbers(steps["step"]), _running_mean(losses, SMOOTHING), color="tab:blue",
+              label=f"training, mean of {SMOOTHING} steps")  # fmt: skip
     axes.plot(_numbers(held_out["step"]), _numbers(held_out["loss"]), color="tab:orange",
               marker="o", label="held out")  # fmt: skip
+    first, last = (_numbers(held_out["perplexity"])[i] for i in (0, -1))
+    axes.set_title(f"held-out perplexity {first:.2f} to {last:.2f}")
+    axes.set_ylim(bottom=0.0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("cross-entropy (nats per token)")
     axes.grid(alpha=0.3)
@@ -189,8 +199,15 @@ def plot_losses(steps_csv: Path, held_out_csv: Path, target: Path) -> None:
               linestyle=":", label="learning rate")  # fmt: skip
     rate.set_ylabel("learning rate")
     rate.set_ylim(bottom=0.0)
-    axes.legend(loc="upper right")
+    lines = [*axes.get_lines(), *rate.get_lines()]
+    axes.legend(lines, [str(line.get_label()) for line in lines], loc="upper right")
     figure.savefig(target, dpi=120)
+
+
+def _running_mean(values: Sequence[float], width: int) -> list[float]:
+    """Mean of each value and up to ``width - 1`` before it."""
+    windows = (values[max(0, i + 1 - width) : i + 1] for i in range(len(values)))
+    return [sum(window) / len(window) for window in windows]
 
 
 def _numbers(column: Sequence[float | str]) -> list[float]:

@@ -103,8 +103,10 @@ def train(
     console = console or Console()
     folder = config.output.folder
     _check_folder(config, resume=resume, overwrite=overwrite)
-    base = load_base(config.model.path)
-    data = load_data(config.data, base.tokenizer, config.train.seed)
+    with console.status("reading the model"):
+        base = load_base(config.model.path)
+    with console.status("building the data set"):
+        data = load_data(config.data, base.tokenizer, config.train.seed)
     run = _Run(config, base, data, console)
     show_plan(console, run.plan, sum(int(np.prod(p.shape)) for p in base.params.values()))
     console.print(
@@ -213,7 +215,8 @@ class _Run:
         folder, output = self._config.output.folder, self._config.output
         peft = self.plan.peft_config(self._base.name)
         save_adapter(folder / "adapter", peft, to_peft(state.adapters))
-        before = self._held_out(self._off)
+        with self._console.status("evaluating without the adapter"):
+            before = self._held_out(self._off)
         after = self._of_step(state, step)
         show_comparison(self._console, before, after)
         replies = self._replies(state)
@@ -284,10 +287,11 @@ class _Run:
         if not output.sample_tokens:
             return None
         question = output.sample_prompt or self._data.sample.messages[0]["content"]
-        before, after = (
-            self._evaluator.reply(self._base, adapters, question, output.sample_tokens)
-            for adapters in (self._off, state.adapters)
-        )
+        with self._console.status("writing the sample replies"):
+            before, after = (
+                self._evaluator.reply(self._base, adapters, question, output.sample_tokens)
+                for adapters in (self._off, state.adapters)
+            )
         return Replies(question, before, after)
 
     def _save(self, state: TrainState, step: int) -> int:
