@@ -8,6 +8,7 @@ from vkjit.errors import MissingRuleError
 from vkjit.lowering.gpu.gemm_tiled import contract
 from vkjit.lowering.gpu.loops import pointwise, scan, scatter_add
 from vkjit.lowering.gpu.rows import rows
+from vkjit.lowering.gpu.split_rows import part_length, split_rows
 from vkjit.lowering.plan.groups import (
     ContractGroup,
     Group,
@@ -16,6 +17,7 @@ from vkjit.lowering.plan.groups import (
     ScatterAddGroup,
 )
 from vkjit.lowering.templates.context import Lowered, TemplateContext
+from vkjit.lowering.templates.space import compact
 
 _MAX_ELEMENTS = 1 << 31
 """Kernels on the GPU count elements in signed 32-bit indices."""
@@ -32,7 +34,9 @@ def lower(group: Group, context: TemplateContext) -> list[Lowered]:
         case LoopGroup(reduced=0):
             return pointwise(group, context)
         case LoopGroup():
-            return rows(group, context)
+            group = compact(group)
+            length = part_length(group, context.target)
+            return split_rows(group, length, context) if length else rows(group, context)
         case ContractGroup():
             return contract(group, None, context)
         case ScatterAddGroup():

@@ -19,16 +19,17 @@ from typing import final
 from vkjit.lowering.gpu.grid import Grid, invocations, within
 from vkjit.lowering.gpu.lanes import contiguous, spread, vector_lanes
 from vkjit.lowering.gpu.loops import each_item
-from vkjit.lowering.gpu.meeting import Meeting
+from vkjit.lowering.gpu.meeting import Meeting, State
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
+from vkjit.lowering.kernel.specs import ReduceRule
 from vkjit.lowering.kernel.types import BinOp, CmpOp
 from vkjit.lowering.plan.groups import LoopGroup, ReduceStep, StoreStep
 from vkjit.lowering.target import Target
 from vkjit.lowering.templates.body import Point, access_of, arguments, evaluate, needed, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.phases import full_values, phases
-from vkjit.lowering.templates.space import compact, coordinates, lane_axis, views_of
+from vkjit.lowering.templates.space import coordinates, lane_axis, views_of
 
 _SHORT_ROW = 32
 """Rows of up to this many elements are walked by one invocation."""
@@ -74,28 +75,26 @@ def team(group: LoopGroup, target: Target) -> Team:
 
 
 def rows(group: LoopGroup, context: TemplateContext) -> list[Lowered]:
-    """One kernel for a group with reduced axes."""
-    group = compact(group)
+    """One kernel for a compact group with reduced axes."""
     count = math.prod(group.shape[: len(group.shape) - group.reduced])
     b = Builder("rows", context.target.index_type)
     buffers = Buffers(b, context, access_of(group.body, group.stores))
     who = team(group, context.target)
-    nest = _Nest(b, group, buffers, who, context.target)
+    nest = Nest(b, group, buffers, who, context.target)
     if who.size == 1:
         grid, workgroup = each_item(b, count, context, nest.row)
         return [Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)]
     whole = Grid(-(-count // who.rows), context.target)
     with whole.each(b) as position:
         nest.row(position)
-    workgroup = (who.size, 1, 1) if who.rows == 1 else (who.rows, who.size, 1)
-    kernel = b.finish(whole.shape, workgroup, group.origin)
+    kernel = b.finish(whole.shape, nest.workgroup, group.origin)
     kernel.subgroup = nest.meeting.subgroup
     return [Lowered(kernel, buffers.arrays)]
 
 
 @final
-class _Nest:
-    """One group on its way to a kernel."""
+class Nest:
+    """One group on its way to a kernel: its rows, and who walks them."""
 
     def __init__(
         self, b: Builder, group: LoopGroup, buffers: Buffers, who: Team, target: Target
@@ -111,20 +110,34 @@ class _Nest:
         self.phase = phases(group)
         self.full = full_values(group)
         self.meeting = Meeting(b, who.rows, who.size, target)
+        # Bounds of the part of the row that this workgroup walks; None: all of it.
+        self.part: tuple[Value, Value] | None = None
 
     def row(self, position: Value) -> None:
         """All phases of the row at ``position``, or of this invocation's of the rows there."""
         at, is_row = self.place(position)
         known: dict[int, Value] = {}
-        body = self.group.body
         for phase in range(1, max(self.phase.values(), default=0) + 1):
             steps = [n for n, p in self.phase.items() if p == phase]
-            used = needed(body, [a for n in steps for a in arguments(body[n])], known)
-            wanted = [n for n in used if n not in self.full]
-            known = evaluate(self.row_point(at), self.buffers, body, wanted, known)
+            known = self.before(at, steps, known)
             known.update(self.fold(at, steps, known))
         with within(self.b, is_row, math.prod(self.row_shape), self.reach()):
             self.write(at, known)
+
+    @property
+    def workgroup(self) -> tuple[int, int, int]:
+        """Rows along x and members along y, or members of one row along x."""
+        who = self.who
+        return (who.size, 1, 1) if who.rows == 1 else (who.rows, who.size, 1)
+
+    def before(
+        self, at: Sequence[Value], steps: Sequence[int], known: dict[int, Value]
+    ) -> dict[int, Value]:
+        """``known`` and the row values that the reductions ``steps`` use."""
+        body = self.group.body
+        used = needed(body, [a for n in steps for a in arguments(body[n])], known)
+        wanted = [n for n in used if n not in self.full]
+        return evaluate(self.row_point(at), self.buffers, body, wanted, known)
 
     def place(self, position: Value) -> tuple[list[Value], Value]:
         """Indices of the row, and its number.
@@ -155,13 +168,21 @@ class _Nest:
     def range(self) -> tuple[Value, Value, Value]:
         """Bounds and step of this invocation's walk along the row."""
         b, lanes = self.b, self.who.lanes
+        first, end = self.part or (b.index(0), b.index(self.length))
         step = b.index(self.who.size * lanes)
-        return b.scaled(self.meeting.member, lanes), b.index(self.length), step
+        return b.add(first, b.scaled(self.meeting.member, lanes)), end, step
 
     def fold(
         self, at: Sequence[Value], steps: Sequence[int], known: dict[int, Value]
     ) -> dict[int, Value]:
         """One pass over the row; gives the values of the reductions ``steps``."""
+        states = self.states(at, steps, known)
+        return {n: rule.finish(self.b, state) for n, (rule, state) in states.items()}
+
+    def states(
+        self, at: Sequence[Value], steps: Sequence[int], known: dict[int, Value]
+    ) -> dict[int, tuple[ReduceRule, State]]:
+        """One pass over the row, or its part; gives the states, the same in all members."""
         b, body, lanes = self.b, self.group.body, self.who.lanes
         rules = [s for n in steps if isinstance(s := body[n], ReduceStep)]
         initial = [s.rule.initial(b, lanes) for s in rules]
@@ -176,11 +197,11 @@ class _Nest:
                 element = b.splat(values[step.arg], lanes)
                 after.extend(step.rule.step(b, before, element, where))
             loop.yields(*after)
-        out: dict[int, Value] = {}
+        out: dict[int, tuple[ReduceRule, State]] = {}
         rest = list(loop.results)
         for number, step, state in zip(steps, rules, initial, strict=True):
             mine, rest = tuple(rest[: len(state)]), rest[len(state) :]
-            out[number] = step.rule.finish(b, self.meeting.merged(step.rule, mine, lanes))
+            out[number] = step.rule, self.meeting.merged(step.rule, mine, lanes)
         return out
 
     def write(self, at: Sequence[Value], known: dict[int, Value]) -> None:
