@@ -21,7 +21,7 @@ import numpy as np
 
 from vkjit.errors import MissingRuleError
 from vkjit.ir.avals import Aval
-from vkjit.ir.program import Atom, Eqn
+from vkjit.ir.program import Atom, Eqn, Literal
 from vkjit.lowering.kernel.specs import KernelSpec
 
 Array = np.ndarray[Any, Any]
@@ -211,3 +211,18 @@ class Op(Primitive):
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
         """See ``batch``."""
         return (self.batch(args, batched),)
+
+
+def without_neutral(args: Sequence[Atom], value: float, *positions: int) -> Atom | None:
+    """The other of two operands where one, at one of ``positions``, is the literal ``value``.
+
+    The sign of zero counts. Nothing where the result would have another aval: a weak operand beside
+    a strong literal makes a strong result.
+    """
+    for position in positions:
+        given, kept = args[position], args[1 - position]
+        if isinstance(given, Literal) and (given.aval.weak or not kept.aval.weak):
+            neutral = np.asarray(value).astype(given.aval.dtype)
+            if np.asarray(given.value, given.aval.dtype).tobytes() == neutral.tobytes():
+                return kept
+    return None

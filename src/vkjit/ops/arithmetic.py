@@ -10,7 +10,19 @@ import numpy as np
 
 from vkjit import dtypes
 from vkjit.dtypes import DType
-from vkjit.ir.primitive import Array, Kind, Linear, Sample, Tangent, Traits, Value
+from vkjit.ir.primitive import (
+    Array,
+    Kind,
+    Linear,
+    Producer,
+    Sample,
+    Simpler,
+    Tangent,
+    Traits,
+    Value,
+    without_neutral,
+)
+from vkjit.ir.program import Atom
 from vkjit.lowering.kernel import nodes
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.types import BinOp, CmpOp, UnOp, scalar_of
@@ -49,6 +61,10 @@ class Sub(_Numbers):
         """np.subtract."""
         with np.errstate(all="ignore"):
             return np.asarray(np.subtract(*arrays))
+
+    def simplify(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
+        """``x - 0`` is x."""
+        return without_neutral(args, 0.0, 1)
 
     def scalar(self, b: Builder, operands: Sequence[DType], *args: nodes.Value) -> nodes.Value:
         """One node."""
@@ -92,6 +108,10 @@ class Mul(Pointwise):
         with np.errstate(all="ignore"):
             return np.asarray(np.multiply(*arrays))
 
+    def simplify(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
+        """``x * 1`` is x."""
+        return without_neutral(args, 1.0, 0, 1)
+
     def scalar(self, b: Builder, operands: Sequence[DType], *args: nodes.Value) -> nodes.Value:
         """One node."""
         return b.binary(BinOp.AND if operands[0] == dtypes.bool_ else BinOp.MUL, *args)
@@ -134,6 +154,10 @@ class Div(_Numbers):
             if dtypes.is_float(x.dtype):
                 return np.asarray(np.divide(x, y)).astype(x.dtype, copy=False)
             return truncated_quotient(x, y)
+
+    def simplify(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
+        """``x / 1`` is x."""
+        return without_neutral(args, 1.0, 1)
 
     def scalar(self, b: Builder, operands: Sequence[DType], *args: nodes.Value) -> nodes.Value:
         """Zero and -1 never reach integer division: one is undefined, one may overflow."""
@@ -288,6 +312,11 @@ class Neg(_Numbers):
     def evaluate(self, *arrays: Array) -> Array:
         """np.negative."""
         return np.asarray(np.negative(arrays[0]))
+
+    def simplify(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
+        """``-(-x)`` is x."""
+        made = producer(args[0])
+        return made.args[0] if made is not None and isinstance(made.prim, Neg) else None
 
     def scalar(self, b: Builder, operands: Sequence[DType], *args: nodes.Value) -> nodes.Value:
         """One node."""

@@ -18,7 +18,20 @@ from vkjit import dtypes
 from vkjit.dtypes import DType
 from vkjit.errors import DTypeError, ShapeError
 from vkjit.ir.avals import Aval, aval
-from vkjit.ir.primitive import Array, Kind, Linear, Op, Remat, Sample, Tangent, Traits, Value
+from vkjit.ir.primitive import (
+    Array,
+    Kind,
+    Linear,
+    Op,
+    Producer,
+    Remat,
+    Sample,
+    Tangent,
+    Traits,
+    Value,
+    without_neutral,
+)
+from vkjit.ir.program import Atom
 from vkjit.lowering.kernel import nodes
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.specs import KernelSpec, PointwiseSpec, ReduceSpec, ViewSpec
@@ -190,6 +203,10 @@ class Add(Pointwise):
         """NumPy's sum in the operands' dtype."""
         with np.errstate(all="ignore"):
             return np.asarray(np.add(arrays[0], arrays[1]))
+
+    def simplify(self, args: Sequence[Atom], producer: Producer) -> Atom | None:
+        """``x + -0.0`` is x; ``x + 0.0`` is not, for -0.0."""
+        return without_neutral(args, -0.0, 0, 1)
 
     def scalar(self, b: Builder, operands: Sequence[DType], *args: nodes.Value) -> nodes.Value:
         """Float or wrapping integer addition."""
