@@ -77,20 +77,8 @@ rhs_batch=(), accumulate=f32, dtype=f32] %0, %1
 }
 
 
-OPEN = {
-    "repeated reduction placed": "a repeated value of a cluster is stored at its first index only",
-    "repeated rows placed": "a repeated value of a cluster is stored at its first index only",
-    "fold of an axis of size 1": "a fold of an axis of size 1 joins a cluster without reduced axes",
-}
-"""Not mended yet. Other devices may meet the right bytes by chance, the reference does not."""
-
-
 @pytest.mark.parametrize("name", list(REGRESSIONS))
-def test_regressions(name: str, device: str, request: pytest.FixtureRequest) -> None:
-    if name in OPEN:
-        if device != "reference":
-            pytest.skip(OPEN[name])
-        request.applymarker(pytest.mark.xfail(strict=True, reason=OPEN[name]))
+def test_regressions(name: str, device: str) -> None:
     lines = [line.removeprefix(" " * 8) for line in REGRESSIONS[name].strip().splitlines()]
     program = parse("\n".join(lines), PRIMITIVES)
     inputs = arrays_of(program, 0)

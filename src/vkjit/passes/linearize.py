@@ -75,6 +75,10 @@ def residuals(
     saved: list[Var] = [p for p in params if p in wanted]
     made: dict[Var, Eqn] = {}
     for eqn in known:
+        source = _better_source(eqn, depth, wanted)
+        if source is not None:
+            depth[source] = 0
+            saved.append(source)
         chain = _chain(eqn, depth)
         for out in eqn.outs:
             made[out] = eqn
@@ -88,12 +92,36 @@ def residuals(
 
 def _chain(eqn: Eqn, depth: dict[Var, int]) -> int | None:
     """Length of the chain that computes ``eqn`` again, or None where it must be saved."""
-    traits = eqn.prim.traits
-    if traits.kind not in (Kind.POINTWISE, Kind.VIEW) or traits.effect or len(eqn.outs) != 1:
+    if not _repeatable(eqn):
         return None
-    below = [depth.get(a, _MAX_CHAIN) for a in eqn.args if isinstance(a, Var)]
-    chain = max(below, default=0) + 1
-    return chain if chain <= _MAX_CHAIN else None
+    variables = [a for a in eqn.args if isinstance(a, Var)]
+    if any(a not in depth for a in variables):
+        return None
+    chain = max([depth[a] for a in variables], default=0) + (0 if _is_free(eqn) else 1)
+    # A chain of free operations alone still has to be computed again.
+    return max(chain, 1) if chain <= _MAX_CHAIN else None
+
+
+def _repeatable(eqn: Eqn) -> bool:
+    traits = eqn.prim.traits
+    return traits.kind in (Kind.POINTWISE, Kind.VIEW) and not traits.effect and len(eqn.outs) == 1
+
+
+def _is_free(eqn: Eqn) -> bool:
+    """Views, and linear functions of one value such as casts: nothing next to a load."""
+    return eqn.prim.traits.kind is Kind.VIEW or (
+        len(eqn.args) == 1 and eqn.prim.traits.linear_in == (0,)
+    )
+
+
+def _better_source(eqn: Eqn, depth: dict[Var, int], wanted: set[Var]) -> Var | None:
+    """The operand of a view or cast to save in place of its result, when it is no larger."""
+    if not _repeatable(eqn) or not _is_free(eqn) or eqn.outs[0] not in wanted:
+        return None
+    operand = eqn.args[0]
+    if not isinstance(operand, Var) or operand in depth:
+        return None
+    return operand if operand.aval.nbytes <= eqn.outs[0].aval.nbytes else None
 
 
 def _closed(

@@ -96,7 +96,6 @@ def test_rms_norm_is_one_group() -> None:
     assert {s.array for s in group.body if isinstance(s, LoadStep)} == {0, 1}
 
 
-@pytest.mark.xfail(strict=True, reason="a sum that is a result is computed again to be stored")
 def test_residual_and_norm_share_a_group() -> None:
     def block(x: Any, y: Any, scale: Any) -> tuple[Any, Any]:
         total = x + y

@@ -72,7 +72,8 @@ class Bound:
     """What is known of a variable: a constant, a place in memory, a step of a cluster, or both.
 
     ``deferred`` is a pointwise function of other bindings that no cluster computes yet: whoever
-    uses it computes it on the way. ``weight`` counts the operations of that. ``seen`` is the value
+    uses it computes it on the way. ``weight`` counts the operations of that, and
+    ``emitted`` is where it was first computed. ``seen`` is the value
     that this one is a view of. ``region`` is that of the equation.
     """
 
@@ -82,6 +83,7 @@ class Bound:
     placed: Placed | None = None
     lazy: Lazy | None = None
     deferred: tuple[PointwiseSpec, tuple[Bound, ...]] | None = None
+    emitted: Lazy | None = None
     weight: int = 0
     region: int = 0
     seen: tuple[Bound, ViewSpec] | None = None

@@ -58,6 +58,11 @@ def leaves(layout: Layout) -> Layout:
     return tuple(tuple(leaf for part in parts for leaf in _part_leaves(part)) for parts in layout)
 
 
+def has_repeats(layout: Layout) -> bool:
+    """Whether a value is the same along some axis of more than one index."""
+    return any(isinstance(part, Repeat) and part.size > 1 for parts in layout for part in parts)
+
+
 def _part_leaves(part: Part) -> Sequence[Part]:
     return part.leaves() if isinstance(part, Axis) else (part,)
 
@@ -303,7 +308,8 @@ def unify(layouts: Sequence[Layout], shape: Sequence[int], cluster: Cluster) -> 
                 if given is None:
                     return None
                 parts[position : position + 1] = given
-    return _covering(tuple(tuple(p) for p in merged), cluster)
+    layout = tuple(tuple(p) for p in merged)
+    return layout if covers(layout, cluster) else None
 
 
 def _joined(a: Sequence[Part], b: Sequence[Part]) -> list[Part] | None:
@@ -331,17 +337,15 @@ def _given(free: list[Axis], size: int) -> list[Part] | None:
     return taken if size == 1 else None
 
 
-def _covering(layout: Layout, cluster: Cluster) -> Layout | None:
-    """``layout`` if it covers the cluster's rows once, and all or none of its reduced axes."""
+def covers(layout: Layout, cluster: Cluster) -> bool:
+    """Whether a value covers the cluster's rows once, and all or none of its reduced axes."""
     used = [p for parts in layout for p in parts if isinstance(p, Axis)]
     if len(set(used)) != len(used):
-        return None
+        return False
     columns = {a for a in cluster.columns() if a.size > 1}
     rows = {a for a in cluster.rows() if a.size > 1}
     seen = set(used)
-    if not rows <= seen or (seen & columns and not columns <= seen):
-        return None
-    return layout
+    return rows <= seen and (not seen & columns or columns <= seen)
 
 
 def whole(layout: Layout, cluster: Cluster) -> bool:

@@ -289,8 +289,8 @@ class _Partitioner:
 
     def before(self, operands: Sequence[Bound]) -> float | None:
         """A position ahead of every cluster that would store one of the operands."""
-        made = [b.lazy.cluster.position for b in operands if b.lazy and b.placed is None]
-        return min(made) - 0.5 if made else None
+        makers = [self.space.storer(b) for b in operands]
+        return min([m.cluster.position - 0.5 for m in makers if m], default=None)
 
     def reduce(self, x: Bound, spec: ReduceSpec, made: Bound) -> Lazy:
         """A fold in the cluster that makes the operand, or in one of its own."""
@@ -480,7 +480,7 @@ def _may_fold(lazy: Lazy, axes: Sequence[int]) -> bool:
     """Whether a reduction over ``axes`` of a lazy value can run in its cluster."""
     cluster, layout = lazy.cluster, leaves(lazy.layout)
     folded = [part for i in axes for part in layout[i]]
-    if cluster.contract is not None or any(isinstance(p, Repeat) for p in folded):
+    if cluster.contract is not None or not folded or any(isinstance(p, Repeat) for p in folded):
         return False
     if not whole(lazy.layout, cluster):
         return False

@@ -9,8 +9,18 @@ from typing import final
 from vkjit.lowering.kernel.specs import ViewSpec
 from vkjit.lowering.kernel.types import ScalarType
 from vkjit.lowering.kernel.views import View, dense
-from vkjit.lowering.plan.bindings import Bound, Placed
-from vkjit.lowering.plan.cluster import Axis, Cluster, Const, Layout, Scalar, Store, leaves
+from vkjit.lowering.plan.bindings import Bound, Lazy, Placed
+from vkjit.lowering.plan.cluster import (
+    Axis,
+    Cluster,
+    Const,
+    Layout,
+    Scalar,
+    Store,
+    covers,
+    has_repeats,
+    leaves,
+)
 from vkjit.lowering.plan.groups import IOTA, ArrayInfo, Group
 
 
@@ -71,8 +81,10 @@ class Workspace:
 
     def store(self, bound: Bound, array: int, view: View) -> float:
         """Writes a value to ``array`` at ``view``; returns the position that does it."""
-        if bound.lazy is not None and bound.placed is None:
-            lazy = bound.lazy
+        lazy = self.storer(bound)
+        if lazy is not None:
+            if has_repeats(lazy.layout):
+                return self._store_repeated(bound, lazy, array, view)
             lazy.cluster.stores.append(Store(lazy.step, array, view, lazy.layout))
             lazy.cluster.origin.setdefault(self.origin)
             return lazy.cluster.position
@@ -80,6 +92,32 @@ class Workspace:
         layout = self.identity(cluster)
         step = self.operand(bound, cluster, layout)
         cluster.stores.append(Store(step, array, view, layout))
+        return cluster.position
+
+    def storer(self, bound: Bound) -> Lazy | None:
+        """Where a value that is not in memory was computed, if it can be stored from there."""
+        if bound.placed is not None:
+            return None
+        return bound.lazy or _storable(bound.emitted)
+
+    def _store_repeated(self, bound: Bound, lazy: Lazy, array: int, view: View) -> float:
+        """Stores a value that repeats: once without the repetitions, then spread over the view."""
+        flat = [part for parts in leaves(lazy.layout) for part in parts]
+        varying = [part for part in flat if isinstance(part, Axis)]
+        compact = self.new_array(bound.type, math.prod(a.size for a in varying))
+        stored = dense([a.size for a in varying])
+        inside = tuple((a,) for a in varying)
+        lazy.cluster.stores.append(Store(lazy.step, compact, stored, inside))
+        strides = dict(zip(varying, stored.strides, strict=True))
+        cluster = self.new_cluster([part.size for part in flat])
+        read = View(
+            tuple(part.size for part in flat),
+            tuple(strides[p] if isinstance(p, Axis) else 0 for p in flat),
+        )
+        step = cluster.load(compact, read, self.identity(cluster), bound.type)
+        rest = iter(cluster.axes)
+        spread = tuple(tuple(next(rest) for _ in parts) for parts in leaves(lazy.layout))
+        cluster.stores.append(Store(step, array, view, spread))
         return cluster.position
 
     def identity(self, cluster: Cluster) -> Layout:
@@ -109,6 +147,7 @@ class Workspace:
             cluster.weight += bound.weight
             found = cluster.add(Scalar(spec.scalar, args, bound.type))
             self._emitted[(cluster, key)] = found
+            bound.emitted = bound.emitted or Lazy(cluster, found, layout)
         return found
 
     def add_group(self, group: Group) -> float:
@@ -116,3 +155,10 @@ class Workspace:
         at = float(len(self.work))
         self.work.append((at, group))
         return at
+
+
+def _storable(emitted: Lazy | None) -> Lazy | None:
+    """Where a deferred value was computed, if each of its elements is computed there once."""
+    if emitted is None or has_repeats(emitted.layout):
+        return None
+    return emitted if covers(leaves(emitted.layout), emitted.cluster) else None
