@@ -96,7 +96,7 @@ def train(
 
     Raises:
         ConfigError: The folder holds checkpoints and neither flag is given, or they belong to
-            another config.
+            another config; or both flags are given.
         DataError: Model, data or a checkpoint cannot be read or written, or the gradient was not
             finite several steps in a row.
     """
@@ -234,7 +234,9 @@ class _Run:
             costs = Costs(self._compile_seconds, middle, self._predicted_mib, peak_memory_mib())
             show_costs(self._console, costs)
         result = RunResult(step, False, before, after, replies, warnings, costs)
-        write_atomic(folder / "result.json", (json.dumps(asdict(result), indent=2) + "\n").encode())
+        target = folder / "result.json"
+        if costs is not None or not target.exists():  # the process that trained knows the costs
+            write_atomic(target, (json.dumps(asdict(result), indent=2) + "\n").encode())
         self._console.print(f"adapter, logs and plot are in {folder}", markup=False)
         return result
 
@@ -324,6 +326,11 @@ def unpack_state(like: TrainState, arrays: Mapping[str, NDArray[Any]]) -> TrainS
 
 
 def _check_folder(config: RunConfig, *, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise ConfigError(
+            "train: --resume and --overwrite were given, expected one of them; --resume goes on "
+            "from a checkpoint, --overwrite deletes it"
+        )
     store = CheckpointStore(config.output.folder / "checkpoints", {})
     steps = store.steps()
     if not steps or resume:

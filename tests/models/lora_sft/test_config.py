@@ -56,8 +56,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_steps_from_the_command_line(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text('[train]\nsteps = 3\n[output]\nfolder = "runs/x"\n')
-    assert load_config(path, steps=7).train.steps == 7
+    path.write_text(
+        '[train]\nsteps = 9\n[schedule]\nwarmup_steps = 5\n[output]\nfolder = "runs/x"\n'
+    )
+    longer, shorter = load_config(path, steps=12), load_config(path, steps=3)
+    assert (longer.train.steps, longer.schedule.warmup_steps) == (12, 5)
+    assert (shorter.train.steps, shorter.schedule.warmup_steps) == (3, 3)
 
 
 def test_identity_leaves_out_what_does_not_change_the_numbers() -> None:

@@ -44,8 +44,13 @@ def test_a_run_leaves_everything_that_it_promises(config: RunConfig) -> None:
     assert result.after is not None
     assert result.after.loss < result.before.loss
     assert set(result.before.by_category) == {"sum", "product"}
-    for text in ("effective scale 2", "alpha/rank", "Before and after", "reply after"):
+    for text in (
+        "effective scale 2", "alpha/rank", "training step:", "predicted peak:",
+        "Before and after", "reply after", "measured peak of the process",
+    ):  # fmt: skip
         assert text in output
+    assert result.costs is not None
+    assert 0.0 < result.costs.predicted_mib < result.costs.peak_mib
     steps = read_steplog(folder / "steps.csv")
     assert steps["step"] == [1, 2, 3, 4]
     assert steps["learning_rate"][0] == 0.0
@@ -55,6 +60,17 @@ def test_a_run_leaves_everything_that_it_promises(config: RunConfig) -> None:
     assert json.loads((folder / "config.json").read_text()) == config.resolved()
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / "result.json").read_text())["after"]["loss"] == result.after.loss
+
+
+def test_a_finished_run_shows_its_results_again_and_keeps_its_files(config: RunConfig) -> None:
+    first, _ = run(config, resume=True)  # nothing to resume: the run begins
+    stored = (config.output.folder / "result.json").read_bytes()
+    again, output = run(config, resume=True)
+    assert "all 4 steps are done" in output
+    assert "--overwrite begins anew" in output
+    assert (again.before, again.after, again.replies) == (first.before, first.after, first.replies)
+    assert (config.output.folder / "result.json").read_bytes() == stored
+    assert read_steplog(config.output.folder / "steps.csv")["step"] == [1, 2, 3, 4]
 
 
 def test_the_start_is_the_base_model(config: RunConfig) -> None:
@@ -105,6 +121,8 @@ def test_resuming_under_another_config_names_the_key(settings: dict[str, Any]) -
         run(changed(settings, lora={"alpha": 8.0}), resume=True)
     with pytest.raises(ConfigError, match="pass --resume to go on from it, --overwrite"):
         run(changed(settings))
+    with pytest.raises(ConfigError, match="--resume and --overwrite were given"):
+        run(changed(settings), resume=True, overwrite=True)
     result, _ = run(changed(settings), overwrite=True)
     assert result.step == 4
 
