@@ -1,4 +1,8 @@
-"""The real SmolLM2-135M-Instruct against transformers in float64 (golden/smollm2)."""
+"""The real SmolLM2-135M-Instruct against transformers in float64 (golden/smollm2).
+
+The bounds are three times what float32 costs transformers there, as the golden files record it;
+five times in the training run, which amplifies rounding.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +92,9 @@ def test_every_token_of_three_texts(golden: Callable[[str], Any]) -> None:
         ids = jnp.asarray(np.int32(snippet["ids"]))[None]
         logits = run(params, {}, Inputs(ids))
         losses = np.asarray(token_losses(logits, shifted_targets(ids)))[0, :-1]
-        np.testing.assert_allclose(losses, snippet["nll"], rtol=0, atol=2e-3)
-        np.testing.assert_allclose(losses.mean(), snippet["loss"], rtol=0, atol=1e-4)
+        bound = 3 * snippet["float32_max_abs_logit_error"]
+        np.testing.assert_allclose(losses, snippet["nll"], rtol=0, atol=bound)
+        np.testing.assert_allclose(losses.mean(), snippet["loss"], rtol=0, atol=3e-6)
         best = np.asarray(logits)[0].argmax(-1)
         np.testing.assert_array_equal(best, [t[0] for t in snippet["top5_ids_every_position"]])
 
@@ -101,7 +106,8 @@ def test_the_norm_of_every_adapter_gradient(golden: Callable[[str], Any]) -> Non
     loss, grads = vj.jit(vj.value_and_grad(partial(mean_loss, spec), argnums=1))(
         params, adapters(hyper, 0.02), batch_of(alice(golden), 64)
     )
-    np.testing.assert_allclose(loss, want["loss"], rtol=1e-5)
+    cost = abs(want["float32_loss"] - want["loss"])
+    np.testing.assert_allclose(loss, want["loss"], rtol=0, atol=3 * cost)
     got = {}
     for name, pair in grads.items():
         short = name.removeprefix("model.layers.")
@@ -118,7 +124,8 @@ def test_the_norm_of_every_adapter_gradient(golden: Callable[[str], Any]) -> Non
 
 
 def test_twenty_steps_of_training(golden: Callable[[str], Any]) -> None:
-    want = golden("trajectory")["float64"]
+    want, narrow = (np.array(golden("trajectory")[name]) for name in ("float64", "float32"))
+    loss_bound, norm_bound = 5 * np.abs(narrow - want).max(axis=0)
     hyper, params = model()
     spec = LlamaSpec(hyper, ALPHA / RANK)
     optimizer = optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(5e-4, weight_decay=0.01))
@@ -134,5 +141,5 @@ def test_twenty_steps_of_training(golden: Callable[[str], Any]) -> None:
     state = optimizer.init(weights)
     for loss, norm in want:
         got, got_norm, weights, state = step(params, weights, state, batch)
-        np.testing.assert_allclose(got, loss, rtol=1e-3)
-        np.testing.assert_allclose(got_norm, norm, rtol=5e-3)
+        np.testing.assert_allclose(got, loss, rtol=0, atol=loss_bound)
+        np.testing.assert_allclose(got_norm, norm, rtol=0, atol=norm_bound)
