@@ -28,6 +28,11 @@ app = typer.Typer(
 )
 
 
+def _message(error: VkjitError) -> str:
+    """The message without the line of the trainer that called the library."""
+    return str(error).split("\n  at ")[0]
+
+
 def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Prints an error of vkjit as one message, without a traceback, and exits with code 2."""
 
@@ -37,7 +42,7 @@ def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **kwargs)
         except VkjitError as error:
             Console(stderr=True, soft_wrap=True).print(
-                f"error: {error}", style="red", markup=False, highlight=False
+                f"error: {_message(error)}", style="red", markup=False, highlight=False
             )
             raise typer.Exit(USER_FAULT) from error
         except KeyboardInterrupt as error:

@@ -19,7 +19,7 @@ from vkjit.errors import TracerError, UserError
 from vkjit.ir.avals import Aval
 from vkjit.numpy import _scatter
 from vkjit.numpy._at import At
-from vkjit.trace import Tracer, aval_of, maker, user_source
+from vkjit.trace import Tracer, aval_of, maker
 
 ArrayLike = Any
 Axis = SupportsIndex | Sequence[SupportsIndex] | None
@@ -42,12 +42,10 @@ def concretization_error(value: Tracer, kind: str) -> TracerError:
         value: the tracer.
         kind: what was asked for: bool, int, float, complex, index or array.
     """
-    source = user_source()
     made = maker(value)
-    where = f"\n  at {source}" if source is not None else ""
     return TracerError(
         f"{kind}: a traced value {value.aval} (made at {made}) has no concrete value while the "
-        f"function is traced; {_INSTEAD[kind]}{where}"
+        f"function is traced; {_INSTEAD[kind]}"
     )
 
 

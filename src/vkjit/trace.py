@@ -19,7 +19,7 @@ import numpy as np
 import optree
 
 from vkjit.dtypes import canonical, default_float, default_int
-from vkjit.errors import DTypeError, TracerError, UserError
+from vkjit.errors import DTypeError, TracerError
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Primitive, Value
 from vkjit.ir.program import Atom, Eqn, Literal, Program, Source, Var
@@ -116,10 +116,7 @@ class Trace:
             [v.variable if type(v) is box and v.owner is self else self.atom(v) for v in values]
         )
         source = self.source or user_source()
-        try:
-            avals = prim.infer_outs([a.aval for a in atoms])
-        except UserError as error:
-            raise _at(error, source) from None
+        avals = prim.infer_outs([a.aval for a in atoms])
         outs = tuple([Var(a) for a in avals])
         self.eqns.append(Eqn(prim, atoms, outs, source, self.region))
         return [box(self, v) for v in outs]
@@ -210,11 +207,8 @@ def _run(prim: Primitive, values: Sequence[Value]) -> Sequence[Value]:
     for value in values:
         if isinstance(value, Tracer):
             raise TracerError(_leak_message(value))
-    try:
-        outs = prim.infer_outs([aval_of(v) for v in values])
-        return Hooks.eager(prim, values, outs)
-    except UserError as error:
-        raise _at(error, user_source()) from None
+    outs = prim.infer_outs([aval_of(v) for v in values])
+    return Hooks.eager(prim, values, outs)
 
 
 @contextmanager
@@ -345,14 +339,6 @@ def user_source() -> Source | None:
             return Source(code, frame.f_lasti)
         frame = frame.f_back
     return None
-
-
-def _at(error: UserError, source: Source | None) -> UserError:
-    """The same error with the user's line at the end of its message."""
-    text = str(error)
-    if source is None or "\n  at " in text:
-        return error
-    return type(error)(f"{text}\n  at {source}")
 
 
 def maker(value: Tracer) -> str:
