@@ -7,7 +7,7 @@ import pytest
 
 import vkjit as vj
 import vkjit.numpy as jnp
-from vkjit.errors import IndexingError, ShapeError, TracerError
+from vkjit.errors import DTypeError, IndexingError, ShapeError, TracerError
 
 
 def test_writes_and_reads_in_order():
@@ -98,3 +98,11 @@ def test_a_value_that_does_not_fit_is_refused():
     ref = vj.Ref(jnp.zeros((3, 2)))
     with pytest.raises(ShapeError, match=r"value f32\[3\].*region \(3, 2\)"):
         ref[...] = jnp.ones(3)
+
+
+def test_a_value_that_the_dtype_cannot_hold_is_refused():
+    ref = vj.Ref(jnp.zeros(3, jnp.int32))
+    ref[0] = 2
+    with pytest.raises(DTypeError, match=r"value f32\[\]\* was written to a Ref i32\[3\]"):
+        ref[0] = 2.5
+    np.testing.assert_array_equal(ref[...], [2, 0, 0])

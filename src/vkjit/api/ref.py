@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any, final
 
 from vkjit.array import Array
-from vkjit.errors import IndexingError, ShapeError, TracerError
+from vkjit.dtypes import promote
+from vkjit.errors import DTypeError, IndexingError, ShapeError, TracerError
 from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
 from vkjit.numpy import asarray, broadcast_to
@@ -25,7 +26,7 @@ class Ref:
     """An array that ``ref[index] = value`` writes in place and ``ref[index]`` reads.
 
     Indices of writes are integers and slices with positive steps, known when the function is
-    traced. Values are cast to the dtype of the array.
+    traced. The dtype of a value must be one that the array holds.
 
     Args:
         value: the first contents; an array, or anything ``vkjit.numpy.asarray`` takes.
@@ -70,7 +71,18 @@ class Ref:
                 f"ref: a Ref {self.aval} made outside the traced function was written inside it; "
                 "pass the Ref to the jitted function as an argument"
             )
-        self._value = _written(self._value, index, asarray(value, self.dtype))
+        self._value = _written(self._value, index, self._fitting(value))
+
+    def _fitting(self, value: Any) -> Value:
+        """``value`` in the dtype of the contents, which must be able to hold it."""
+        of, given = self.aval, aval_of(value)
+        dtype, _ = promote((of.dtype, False), (given.dtype, given.weak))
+        if dtype != of.dtype:
+            raise DTypeError(
+                f"ref: a value {given} was written to a Ref {of}; expected a dtype that "
+                f"{of.dtype.name} holds; cast it with .astype(...)"
+            )
+        return asarray(value, of.dtype)
 
     def __repr__(self) -> str:
         return f"Ref({self._value!r})"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from vkjit.errors import ArgumentError
 from vkjit.lowering.artifact import Launch, Plan, PlannedBuffer, Range, Role
 from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.kernel.types import Access
@@ -104,7 +105,7 @@ def split_constant(
         results: arrays that must be written in every call.
         size: bytes of an array.
     """
-    limit = int(os.environ.get("VKJIT_PREPACK_BYTES", _PREPACK_BYTES))
+    limit = _prepack_limit()
     writers: dict[int, int] = {}
     for step in steps:
         for array in step.written():
@@ -129,6 +130,13 @@ def split_constant(
     wanted = {a for step in each_call for a in step.read()}
     kept = tuple(a for step in once for a in step.written() if a in wanted)
     return SplitSteps(tuple(once) if kept else (), tuple(each_call), kept)
+
+
+def _prepack_limit() -> int:
+    asked = os.environ.get("VKJIT_PREPACK_BYTES", str(_PREPACK_BYTES))
+    if not asked.isdecimal():
+        raise ArgumentError(f"VKJIT_PREPACK_BYTES: {asked!r} is not a number of bytes, such as 0")
+    return int(asked)
 
 
 @final

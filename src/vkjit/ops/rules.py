@@ -33,8 +33,26 @@ def _wide(b: Builder, x: nodes.Value, elem: ScalarType) -> nodes.Value:
     return b.convert(ConvertOp.FLOAT, x, with_elem(x.type, elem))
 
 
+class _Rule:
+    """Rules are equal when their parts are, so that equal groups share kernels."""
+
+    __slots__ = ()
+
+    def _parts(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other._parts() == self._parts()
+
+    def __hash__(self) -> int:
+        return hash((type(self), *map(repr, self._parts())))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{self._parts()}"
+
+
 @final
-class BinaryRule:
+class BinaryRule(_Rule):
     """One kernel operation and its identity; 16-bit floats are kept in float32."""
 
     __slots__ = ("accumulator", "identity", "op", "operand")
@@ -63,7 +81,7 @@ class BinaryRule:
 
 
 @final
-class BooleanRule:
+class BooleanRule(_Rule):
     """And or or of booleans; the state is an i32 of 0 or 1, because i1 cannot live in memory."""
 
     __slots__ = ("identity", "op")
@@ -92,7 +110,7 @@ class BooleanRule:
 
 
 @final
-class PositionRule:
+class PositionRule(_Rule):
     """Position of the largest (or smallest) element: the first NaN, else the first of the ties.
 
     The state is (value, position as i32). Since ties are decided by position, the order in which
