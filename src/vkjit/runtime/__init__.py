@@ -71,7 +71,8 @@ def default_device_name() -> str:
     """
     asked = os.environ.get("VKJIT_DEVICE")
     if asked:
-        _require(asked)
+        if asked not in ("cpu", "reference"):  # always there: no need to load a driver to know
+            _require(asked)
         return asked
     usable = [info for info in discovered_devices() if info.refused is None]
     for device_class in _GPUS:
