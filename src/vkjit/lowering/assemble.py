@@ -105,7 +105,7 @@ def split_constant(
         results: arrays that must be written in every call.
         size: bytes of an array.
     """
-    limit = _prepack_limit()
+    limit = prepack_limit()
     writers: dict[int, int] = {}
     for step in steps:
         for array in step.written():
@@ -132,7 +132,8 @@ def split_constant(
     return SplitSteps(tuple(once) if kept else (), tuple(each_call), kept)
 
 
-def _prepack_limit() -> int:
+def prepack_limit() -> int:
+    """Most bytes that constants may take in packed form."""
     asked = os.environ.get("VKJIT_PREPACK_BYTES", str(_PREPACK_BYTES))
     if not asked.isdecimal():
         raise ArgumentError(f"VKJIT_PREPACK_BYTES: {asked!r} is not a number of bytes, such as 0")

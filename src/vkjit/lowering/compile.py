@@ -9,13 +9,20 @@ from typing import assert_never, final
 
 from vkjit.ir.program import Program
 from vkjit.lowering.artifact import Plan
-from vkjit.lowering.assemble import KernelStep, Layout, is_copy, split_constant, updated_in_place
+from vkjit.lowering.assemble import (
+    KernelStep,
+    Layout,
+    is_copy,
+    prepack_limit,
+    split_constant,
+    updated_in_place,
+)
 from vkjit.lowering.cpu import lower as cpu
 from vkjit.lowering.gpu import lower as gpu
 from vkjit.lowering.kernel.check import verify
 from vkjit.lowering.legalize import legalize
 from vkjit.lowering.plan.canonical import canonical
-from vkjit.lowering.plan.groups import ArrayInfo, Group
+from vkjit.lowering.plan.groups import ArrayInfo, ContractGroup, Group
 from vkjit.lowering.plan.hazards import check_order
 from vkjit.lowering.plan.memory import Arena
 from vkjit.lowering.plan.partition import partition
@@ -24,6 +31,8 @@ from vkjit.lowering.templates.context import Lowered, TemplateContext, memory_ty
 
 DEBUG = bool(os.environ.get("VKJIT_DEBUG"))
 """Whether kernels are verified before legalization too; the tests do."""
+_PACKING = 1.1
+"""Room that a packed operand takes: its edges are padded to whole tiles."""
 _GPU_LANES = 4
 """Longest vector of SPIR-V without special capabilities."""
 
@@ -62,7 +71,7 @@ def compile_program(
         InternalError: a kernel or the plan is malformed.
     """
     parts = partition(program)
-    lowering = _Lowering(target, parts.arrays)
+    lowering = _Lowering(target, parts.arrays, constants)
     for group in parts.groups:
         lowering.add(group)
     steps = split_constant(lowering.steps, constants, parts.results, lowering.size)
@@ -82,9 +91,11 @@ def compile_program(
 class _Lowering:
     """Kernels of the groups so far; equal groups share theirs."""
 
-    def __init__(self, target: Target, arrays: Sequence[ArrayInfo]) -> None:
+    def __init__(self, target: Target, arrays: Sequence[ArrayInfo], constants: int) -> None:
         self.target = target
         self.arrays = list(arrays)
+        self.constants = constants
+        self.packing = prepack_limit()
         self.steps: list[KernelStep] = []
         self.known: dict[object, tuple[list[Lowered], list[ArrayInfo]]] = {}
 
@@ -92,10 +103,11 @@ class _Lowering:
         """Appends the steps of one group."""
         key_group, outside = canonical(group)
         infos = tuple([self.arrays[a] for a in outside])
-        key = (key_group, infos)
+        fixed = self.packable(group, outside)
+        key = (key_group, infos, fixed)
         found = self.known.get(key)
         if found is None:
-            found = self.known[key] = self.lowered(key_group, infos)
+            found = self.known[key] = self.lowered(key_group, infos, fixed)
         kernels, temporaries = found
         in_place, copies = updated_in_place(group), is_copy(group)
         inside = list(outside)
@@ -111,11 +123,23 @@ class _Lowering:
         info = self.arrays[array]
         return info.length * memory_type(info.elem).bytes
 
+    def packable(self, group: Group, outside: Sequence[int]) -> frozenset[int]:
+        """Constant operands of a product that there is memory to keep packed, by new number."""
+        if not isinstance(group, ContractGroup):
+            return frozenset()
+        operands = {group.lhs.array, group.rhs.array}
+        fixed = {a for a in operands if a < self.constants}
+        spent = int(sum(self.size(a) for a in fixed) * _PACKING)
+        if not fixed or len(fixed) == len(operands) or spent > self.packing:
+            return frozenset()
+        self.packing -= spent
+        return frozenset(i for i, a in enumerate(outside) if a in fixed)
+
     def lowered(
-        self, group: Group, infos: Sequence[ArrayInfo]
+        self, group: Group, infos: Sequence[ArrayInfo], fixed: frozenset[int]
     ) -> tuple[list[Lowered], list[ArrayInfo]]:
         """Checked and legalized kernels of a canonical group, and the temporaries they add."""
-        context = TemplateContext(self.target, list(infos))
+        context = TemplateContext(self.target, list(infos), fixed)
         kernels: list[Lowered] = []
         lanes = _GPU_LANES if self.target.kind is TargetKind.GPU else None
         for item in _lower(group, context):

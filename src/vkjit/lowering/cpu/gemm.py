@@ -40,10 +40,16 @@ def contract(
         return []
     group = normalised(group)
     schedule = schedule or schedules.default_schedule(group, context.target)
+    fixed = _constant_operands(group, schedule, context)
+    schedule = replace(
+        schedule,
+        pack_lhs=schedule.pack_lhs or "lhs" in fixed,
+        pack_rhs=schedule.pack_rhs or "rhs" in fixed,
+    )
     schedules.validate(group, schedule, context.target)
     kernels: list[Lowered] = []
     packed: dict[str, Packed] = {}
-    for name in _packed_apart(group, schedule):
+    for name in dict.fromkeys([*_packed_apart(group, schedule), *fixed]):
         side = operand(group, schedule, name)
         lowered, packed[name] = pack_kernel(group, side, context)
         kernels.append(lowered)
@@ -113,6 +119,16 @@ def _compact(group: ContractGroup) -> ContractGroup:
         ),
         stores=tuple(replace(s, view=next(merged)) for s in group.stores),
     )
+
+
+def _constant_operands(
+    group: ContractGroup, schedule: ContractSchedule, context: TemplateContext
+) -> list[str]:
+    """Operands worth packing because it is done once and for all: constants of a whole sum."""
+    if schedule.block_k or schedules.is_dot(group, schedule):
+        return []
+    arrays = {"lhs": group.lhs.array, "rhs": group.rhs.array}
+    return [name for name, array in arrays.items() if array in context.constants]
 
 
 def _packed_apart(group: ContractGroup, schedule: ContractSchedule) -> list[str]:

@@ -14,13 +14,19 @@ from vkjit.lowering.target import Target
 
 @final
 class TemplateContext:
-    """The target, and the arrays of the plan so far; templates may add temporaries."""
+    """The target, and the arrays of the plan so far; templates may add temporaries.
 
-    __slots__ = ("arrays", "target")
+    ``constants`` are arrays that no call changes: a kernel that reads nothing else runs once.
+    """
 
-    def __init__(self, target: Target, arrays: list[ArrayInfo]) -> None:
+    __slots__ = ("arrays", "constants", "target")
+
+    def __init__(
+        self, target: Target, arrays: list[ArrayInfo], constants: frozenset[int] = frozenset()
+    ) -> None:
         self.target = target
         self.arrays = arrays
+        self.constants = constants
 
     def new_array(self, elem: ScalarType, length: int) -> int:
         """A temporary that later kernels of the same group may read; returns its id."""
