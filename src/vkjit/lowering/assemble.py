@@ -14,6 +14,7 @@ from vkjit.lowering.kernel.types import Access
 from vkjit.lowering.plan.groups import IOTA, GatherStep, Group, LoadStep, LoopGroup
 from vkjit.lowering.plan.hazards import barriers
 from vkjit.lowering.plan.memory import Arena, arena, lifetimes
+from vkjit.lowering.plan.order import Use, by_levels
 
 Pairs = frozenset[tuple[int, int]]
 SizeOf = Callable[[int], int]
@@ -181,11 +182,30 @@ class Layout:
                     self.taken[result] = candidate - self.constants
                     break
 
-    def plan(self, name: str, steps: Sequence[KernelStep]) -> tuple[Plan, Arena]:
-        """The finished plan and its arena."""
+    def levels(self, steps: Sequence[KernelStep]) -> list[list[KernelStep]]:
+        """The steps in levels of independent ones, results counted as what they take over."""
+        memory = {r: i + self.constants for r, i in self.taken.items()}
+
+        def numbers(arrays: Sequence[int]) -> tuple[int, ...]:
+            return tuple([memory.get(a, a) for a in arrays])
+
+        uses = [Use(numbers(s.read()), numbers(s.written())) for s in steps]
+        sizes = {a: self.size(a) for a in self._temporaries(steps)}
+        return [[steps[n] for n in level] for level in by_levels(uses, sizes)]
+
+    def _temporaries(self, steps: Sequence[KernelStep]) -> set[int]:
         named = {*range(self.inputs), *self.results, *self.kept}
-        used = {a for step in steps for a in step.arrays if a not in named}
-        space = arena(lifetimes([step.arrays for step in steps], {a: self.size(a) for a in used}))
+        return {a for step in steps for a in step.arrays if a not in named}
+
+    def plan(self, name: str, levels: Sequence[Sequence[KernelStep]]) -> tuple[Plan, Arena]:
+        """The finished plan and its arena.
+
+        Arrays that steps of one level use never share memory: they may run at the same time.
+        """
+        steps = [step for level in levels for step in level]
+        sizes = {a: self.size(a) for a in self._temporaries(steps)}
+        touched = [[a for step in level for a in step.arrays] for level in levels]
+        space = arena(lifetimes(touched, sizes))
         buffers: list[PlannedBuffer] = []
         where: dict[int, Range] = {}
 

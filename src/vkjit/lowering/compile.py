@@ -77,12 +77,15 @@ def compile_program(
     steps = split_constant(lowering.steps, constants, parts.results, lowering.size)
     layout = Layout(lowering.size, parts.inputs, parts.results, constants, steps.kept)
     layout.donate(steps.each_call, donated)
-    plan, space = layout.plan(program.name, steps.each_call)
+    levels = [[step] for step in steps.each_call]
+    if target.kind is TargetKind.GPU:
+        levels = layout.levels(steps.each_call)
+    plan, space = layout.plan(program.name, levels)
     check_order(plan)
     setup = None
     if steps.once:
         before = Layout(lowering.size, constants, steps.kept)
-        setup, _ = before.plan(f"{program.name}.setup", steps.once)
+        setup, _ = before.plan(f"{program.name}.setup", [[step] for step in steps.once])
         check_order(setup)
     return Compiled(plan, setup, parts.groups, space)
 

@@ -1,0 +1,89 @@
+"""Order of steps on a device that runs independent ones at the same time.
+
+A barrier costs such a device more than a small kernel does. Steps are gathered into *levels* of
+independent steps, with one barrier before each level. Looking far ahead makes levels wide, but
+keeps what they write alive for longer: of several reaches, the farthest is taken that leaves the
+peak of memory almost where the program's own order has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from vkjit.lowering.plan.memory import lifetimes, live_peak
+
+Levels = tuple[tuple[int, ...], ...]
+
+_REACHES = (128, 48, 16, 6)
+"""How many steps ahead of the first waiting one a step may be taken from."""
+_MORE_MEMORY = 1.03
+"""Growth of the peak that wider levels may cost."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The arrays that a step reads and writes."""
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+def by_levels(uses: Sequence[Use], sizes: Mapping[int, int]) -> Levels:
+    """Steps in levels, in order; each level needs only earlier ones.
+
+    Args:
+        uses: of each step, in the program's order. Arrays that share memory have one number.
+        sizes: bytes of the arrays that live in the arena.
+    """
+    known = dict(sizes)
+    limit = live_peak(lifetimes([(*u.reads, *u.writes) for u in uses], known)) * _MORE_MEMORY
+    needs = _dependencies(uses)
+    for reach in _REACHES:
+        found = _levels(needs, reach)
+        touched = [
+            [a for step in level for a in (*uses[step].reads, *uses[step].writes)]
+            for level in found
+        ]
+        if live_peak(lifetimes(touched, known)) <= limit:
+            return found
+    return tuple((step,) for step in range(len(uses)))
+
+
+def _dependencies(uses: Sequence[Use]) -> list[tuple[int, ...]]:
+    """The steps that must finish before each step starts; transitive ones may be left out."""
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    needs: list[tuple[int, ...]] = []
+    for step, use in enumerate(uses):
+        before: set[int] = set()
+        for array in use.reads:
+            if array in writer:
+                before.add(writer[array])
+        for array in use.writes:
+            if array in writer:
+                before.add(writer[array])
+            before.update(readers.pop(array, ()))
+        for array in use.reads:
+            readers.setdefault(array, []).append(step)
+        for array in use.writes:
+            writer[array] = step
+        needs.append(tuple(before - {step}))
+    return needs
+
+
+def _levels(needs: Sequence[tuple[int, ...]], reach: int) -> Levels:
+    """At each level, every ready step among the first ``reach`` waiting ones."""
+    done: set[int] = set()
+    waiting = list(range(len(needs)))
+    found: list[tuple[int, ...]] = []
+    while waiting:
+        ahead = waiting[:reach]
+        # The first waiting step is always ready: everything that it needs came before it.
+        level = tuple([s for s in ahead if all(n in done for n in needs[s])])
+        done.update(level)
+        found.append(level)
+        waiting[:reach] = [s for s in ahead if s not in done]
+    return tuple(found)
