@@ -16,7 +16,7 @@ from vkjit.errors import MissingRuleError
 from vkjit.ir.evaluate import evaluate
 from vkjit.lowering.artifact import Launch
 from vkjit.lowering.compile import compile_program
-from vkjit.lowering.gpu.gemm_schedule import default_schedule, fits, shared_elements
+from vkjit.lowering.gpu.gemm_schedule import candidates, fits, shared_elements
 from vkjit.lowering.gpu.gemm_tiled import contract
 from vkjit.lowering.gpu.lower import check_sizes
 from vkjit.lowering.kernel.interpret import run
@@ -196,7 +196,7 @@ def test_products_with_batches_prologues_and_epilogues() -> None:
 
 @pytest.mark.parametrize(("size", "block"), [(64, 32), (1024, 64), (2047, 128), (2048, 128)])
 def test_large_products_use_large_tiles(size: int, block: int) -> None:
-    assert default_schedule(product(size, size, 64), LARGE).block_m == block
+    assert candidates(product(size, size, 64), LARGE)[0].block_m == block
 
 
 @pytest.mark.parametrize("target", [LARGE, MINIMAL_GPU], ids=lambda t: t.name)
@@ -204,7 +204,7 @@ def test_large_products_use_large_tiles(size: int, block: int) -> None:
 def test_schedules_keep_to_the_limits(target: Target, elem: ScalarType) -> None:
     for size in (16, 1000, 4096):
         group = replace(product(size, size, size), accumulate=elem)
-        schedule = default_schedule(group, target)
+        schedule = candidates(group, target)[0]
         assert fits(group, schedule, target)
         assert shared_elements(schedule) * elem.bytes <= target.shared_bytes
 
@@ -221,7 +221,7 @@ def test_the_largest_tiles_are_right_at_the_edges(elem: ScalarType) -> None:
     m, n, k = 130, 132, 20
     group = replace(product(m, n, k, elem), accumulate=elem)
     infos = [ArrayInfo(elem, size) for size in (m * k, k * n, m * n)]
-    schedule = default_schedule(product(4096, 4096, k), LARGE)
+    schedule = candidates(product(4096, 4096, k), LARGE)[0]
     assert schedule.block_m == 128
     (lowered,) = contract(group, schedule, TemplateContext(LARGE, infos))
     rng = np.random.default_rng(0)

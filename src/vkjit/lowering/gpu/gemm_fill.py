@@ -26,7 +26,7 @@ from vkjit.lowering.kernel.types import (
     with_elem,
 )
 from vkjit.lowering.plan.groups import ContractGroup, LoadStep
-from vkjit.lowering.plan.schedule import ContractSchedule
+from vkjit.lowering.plan.schedule import TiledSchedule
 from vkjit.lowering.templates.body import Point, load
 from vkjit.lowering.templates.context import Buffers
 from vkjit.lowering.templates.space import coordinates
@@ -50,7 +50,7 @@ class Staging:
     """Both operands of one product, or of one part of a batch."""
 
     def __init__(
-        self, b: Builder, group: ContractGroup, schedule: ContractSchedule, buffers: Buffers
+        self, b: Builder, group: ContractGroup, schedule: TiledSchedule, buffers: Buffers
     ) -> None:
         self.b = b
         self.group = group
@@ -174,3 +174,10 @@ def widened(b: Builder, value: Value, elem: ScalarType) -> Value:
     if elem.kind == "float":
         return b.convert(ConvertOp.FLOAT, value, type_)
     return b.convert(ConvertOp.SEXT if elem.bits > have.bits else ConvertOp.TRUNC, value, type_)
+
+
+def multiply_add(b: Builder, x: Value, y: Value, total: Value) -> Value:
+    """``x * y + total``, with one rounding for floats."""
+    if scalar_of(total.type).kind == "float":
+        return b.fma(x, y, total)
+    return b.add(b.mul(x, y), total)

@@ -11,24 +11,23 @@ import math
 from collections.abc import Sequence
 from typing import final
 
-from vkjit.lowering.gpu.gemm_fill import Staging, clamped, number, widened
-from vkjit.lowering.gpu.gemm_schedule import LANES, default_schedule, pitch
+from vkjit.lowering.gpu.gemm_fill import Staging, clamped, multiply_add, number, widened
+from vkjit.lowering.gpu.gemm_schedule import LANES, pitch
 from vkjit.lowering.gpu.grid import Grid, within
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.types import Scratch, scalar_of
+from vkjit.lowering.kernel.types import Scratch
 from vkjit.lowering.plan.groups import ContractGroup
-from vkjit.lowering.plan.schedule import ContractSchedule
+from vkjit.lowering.plan.schedule import TiledSchedule
 from vkjit.lowering.templates.body import Point, access_of, evaluate, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.space import coordinates, views_of
 
 
 def contract(
-    group: ContractGroup, schedule: ContractSchedule | None, context: TemplateContext
+    group: ContractGroup, schedule: TiledSchedule, context: TemplateContext
 ) -> list[Lowered]:
     """One kernel: a workgroup for each tile of the product and each batch index."""
-    schedule = schedule or default_schedule(group, context.target)
     b = Builder("gemm_tiled", context.target.index_type)
     extra = {group.lhs.array, group.rhs.array}
     buffers = Buffers(b, context, access_of(group.body, group.stores, extra))
@@ -47,7 +46,7 @@ class _Tile:
     """One tile of the product. ``sums`` are vectors along n: for each row, one for each block."""
 
     def __init__(
-        self, b: Builder, group: ContractGroup, schedule: ContractSchedule, buffers: Buffers
+        self, b: Builder, group: ContractGroup, schedule: TiledSchedule, buffers: Buffers
     ) -> None:
         self.b = b
         self.group = group
@@ -94,12 +93,13 @@ class _Tile:
         return list(loop.results[:count])
 
     def block(self, sums: Sequence[Value]) -> list[Value]:
-        """``block_k`` outer products of register tiles, ``tile_k`` at a time."""
+        """``block_k`` outer products of register tiles, a few at a time."""
         b, s = self.b, self.s
-        step = b.index(s.tile_k)
+        unroll = min(s.tile_m, s.block_k)
+        step = b.index(unroll)
         with b.loop(b.index(0), b.index(s.block_k), step, sums, hint="kk") as loop:
             out = list(loop.carried)
-            for ahead in range(s.tile_k):
+            for ahead in range(unroll):
                 out = self.outer_product(b.offset(loop.index, ahead), out)
             loop.yields(*out)
         return list(loop.results)
@@ -155,10 +155,3 @@ class _Tile:
         values = evaluate(point, self.buffers, group.body, wanted, {0: product})
         for step in group.stores:
             store(point, self.buffers, step, values[step.value])
-
-
-def multiply_add(b: Builder, x: Value, y: Value, total: Value) -> Value:
-    """``x * y + total``, with one rounding for floats."""
-    if scalar_of(total.type).kind == "float":
-        return b.fma(x, y, total)
-    return b.add(b.mul(x, y), total)

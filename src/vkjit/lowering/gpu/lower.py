@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from vkjit.errors import MissingRuleError
-from vkjit.lowering.gpu.gemm_tiled import contract
+from vkjit.lowering.gpu.choose import candidates, lower_contract
 from vkjit.lowering.gpu.loops import pointwise, scan, scatter_add
 from vkjit.lowering.gpu.rows import rows
 from vkjit.lowering.gpu.split_rows import part_length, split_rows
@@ -16,6 +16,7 @@ from vkjit.lowering.plan.groups import (
     ScanGroup,
     ScatterAddGroup,
 )
+from vkjit.lowering.plan.schedule import GpuContract
 from vkjit.lowering.templates.context import Lowered, TemplateContext
 from vkjit.lowering.templates.space import compact
 
@@ -23,8 +24,10 @@ _MAX_ELEMENTS = 1 << 31
 """Kernels on the GPU count elements in signed 32-bit indices."""
 
 
-def lower(group: Group, context: TemplateContext) -> list[Lowered]:
-    """The kernels of one group, in order, with default schedules.
+def lower(
+    group: Group, context: TemplateContext, schedule: GpuContract | None = None
+) -> list[Lowered]:
+    """The kernels of one group, in order; ``schedule`` replaces the default one of a product.
 
     Raises:
         MissingRuleError: an array has more elements than 32-bit indices reach.
@@ -38,7 +41,7 @@ def lower(group: Group, context: TemplateContext) -> list[Lowered]:
             length = part_length(group, context.target)
             return split_rows(group, length, context) if length else rows(group, context)
         case ContractGroup():
-            return contract(group, None, context)
+            return lower_contract(group, schedule or candidates(group, context)[0], context)
         case ScatterAddGroup():
             return scatter_add(group, context)
         case ScanGroup():

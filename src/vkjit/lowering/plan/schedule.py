@@ -1,13 +1,18 @@
 """Schedules: every number a template needs beside the group, as frozen data.
 
-The tuner searches over these records; a default exists for every group and target.
+The tuner searches over these records; a default exists for every group and target. Those of
+products on a GPU have one line of text, which is stable, and which ``parse_schedule`` reads back:
+
+    tiled(block_m=128, block_n=128, block_k=16, tile_m=8, tile_n=8, stages=2, split_k=1)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+import re
+from dataclasses import dataclass, fields
+from typing import final, get_args
 
+from vkjit.errors import ConfigError
 from vkjit.lowering.target import CoopShape
 
 
@@ -29,7 +34,7 @@ class LoopSchedule:
 @final
 @dataclass(frozen=True, slots=True)
 class ContractSchedule:
-    """How a ``ContractGroup`` runs.
+    """How a ``ContractGroup`` runs on a CPU.
 
     ``tile_m`` x ``tile_n`` outputs are kept in registers over ``tile_k`` steps of the sum;
     ``block_m``, ``block_n`` and ``block_k`` are the cache (cpu) or workgroup (gpu) blocks; ``pack``
@@ -51,4 +56,94 @@ class ContractSchedule:
     coop: CoopShape | None = None
 
 
-Schedule = LoopSchedule | ContractSchedule
+@final
+@dataclass(frozen=True, slots=True)
+class NaiveSchedule:
+    """A product on a GPU with one output for each invocation, read straight from memory.
+
+    Workgroups are ``rows`` x ``columns`` outputs.
+    """
+
+    rows: int = 8
+    columns: int = 16
+
+    def text(self) -> str:
+        """One line that ``parse_schedule`` reads back."""
+        return _text(self)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TiledSchedule:
+    """A product on a GPU with tiles of both operands in shared memory.
+
+    A workgroup has ``block_m`` x ``block_n`` outputs and takes ``block_k`` steps of the sum at
+    once; an invocation has ``tile_m`` x ``tile_n`` of them in registers, 1 x 1 or multiples of 4.
+    With two ``stages`` one tile is filled while the other is used. The sum is cut into ``split_k``
+    parts of their own workgroups, which a second kernel adds up.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    tile_m: int
+    tile_n: int
+    stages: int = 1
+    split_k: int = 1
+
+    def text(self) -> str:
+        """One line that ``parse_schedule`` reads back."""
+        return _text(self)
+
+    @property
+    def workgroup(self) -> tuple[int, int, int]:
+        """Invocations along n and along m."""
+        return (self.block_n // self.tile_n, self.block_m // self.tile_m, 1)
+
+
+GpuContract = NaiveSchedule | TiledSchedule
+"""The ways in which a GPU computes products; ``lowering.gpu.choose`` knows a template for each."""
+
+Schedule = LoopSchedule | ContractSchedule | GpuContract
+
+_TEXT = re.compile(r"(\w+)\(((?:\w+=-?\d+(?:, )?)*)\)")
+
+
+def _name(kind: type[GpuContract]) -> str:
+    """The word for a kind of schedule in its text: ``tiled`` for ``TiledSchedule``."""
+    return kind.__name__.removesuffix("Schedule").lower()
+
+
+def _text(schedule: GpuContract) -> str:
+    numbers = [f"{f.name}={int(getattr(schedule, f.name))}" for f in fields(schedule)]
+    return f"{_name(type(schedule))}({', '.join(numbers)})"
+
+
+_KINDS: dict[str, type[GpuContract]] = {_name(kind): kind for kind in get_args(GpuContract)}
+
+
+def parse_schedule(text: str) -> GpuContract:
+    """The schedule that ``text`` names.
+
+    Raises:
+        ConfigError: no kind of schedule has this name, or not these numbers.
+    """
+    found = _TEXT.fullmatch(text.strip())
+    kind = _KINDS.get(found[1]) if found else None
+    if found is None or kind is None:
+        raise ConfigError(
+            f"schedule: got {text!r}, expected one of {', '.join(sorted(_KINDS))} with numbers in "
+            "parentheses; run `vkjit tune` again"
+        )
+    given = dict(part.split("=") for part in found[2].split(", ") if part)
+    known = {f.name: f.type for f in fields(kind)}
+    if given.keys() != known.keys():
+        raise ConfigError(
+            f"schedule: got {text!r}, expected the numbers {', '.join(known)}; run `vkjit tune` "
+            "again"
+        )
+    numbers = {
+        name: bool(int(given[name])) if type_ == "bool" else int(given[name])
+        for name, type_ in known.items()
+    }
+    return kind(**numbers)

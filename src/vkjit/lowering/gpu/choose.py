@@ -1,0 +1,40 @@
+"""Which way of computing products serves a group: candidates in order, and a template for each.
+
+A template of products is a module with ``candidates``, which lists the schedules that the device
+can run for a group, and ``contract``, which makes the kernels of one. To add one: its record in
+``lowering.plan.schedule``, its module, and its two lines here.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from vkjit.lowering.gpu import gemm_naive, gemm_schedule, gemm_tiled
+from vkjit.lowering.plan.groups import ContractGroup
+from vkjit.lowering.plan.schedule import GpuContract, NaiveSchedule, TiledSchedule
+from vkjit.lowering.templates.context import Lowered, TemplateContext
+
+
+def candidates(group: ContractGroup, context: TemplateContext) -> list[GpuContract]:
+    """Every schedule worth a try for ``group``; the first is the default where nothing is tuned.
+
+    ``context`` gives the target and the element types of the group's arrays. Matrix units come
+    first where they serve the group's types; then what is expected to take the least time.
+    """
+    return [
+        *gemm_schedule.candidates(group, context.target),
+        *gemm_naive.candidates(context.target),
+    ]
+
+
+def lower_contract(
+    group: ContractGroup, schedule: GpuContract, context: TemplateContext
+) -> list[Lowered]:
+    """The kernels of a product under ``schedule``, in order."""
+    match schedule:
+        case TiledSchedule():
+            return gemm_tiled.contract(group, schedule, context)
+        case NaiveSchedule():
+            return gemm_naive.contract(group, schedule, context)
+        case _:
+            assert_never(schedule)
