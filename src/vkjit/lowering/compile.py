@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import assert_never, final
 
@@ -19,6 +20,7 @@ from vkjit.lowering.assemble import (
 )
 from vkjit.lowering.cpu import lower as cpu
 from vkjit.lowering.gpu import lower as gpu
+from vkjit.lowering.gpu.choose import candidates
 from vkjit.lowering.kernel.check import verify
 from vkjit.lowering.legalize import legalize
 from vkjit.lowering.plan.canonical import canonical
@@ -26,6 +28,7 @@ from vkjit.lowering.plan.groups import ArrayInfo, ContractGroup, Group
 from vkjit.lowering.plan.hazards import check_order
 from vkjit.lowering.plan.memory import Arena
 from vkjit.lowering.plan.partition import partition
+from vkjit.lowering.plan.schedule import GpuContract
 from vkjit.lowering.target import Target, TargetKind
 from vkjit.lowering.templates.context import Lowered, TemplateContext, memory_type
 
@@ -37,11 +40,27 @@ _GPU_LANES = 4
 """Longest vector of SPIR-V without special capabilities."""
 
 
+Choose = Callable[[Group, Sequence[ArrayInfo], Target], GpuContract | None]
+"""The schedule of a canonical group with these arrays on a target; None is the default one."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What ``Choose`` said of one group, which occurs ``count`` times in the program."""
+
+    group: Group
+    infos: tuple[ArrayInfo, ...]
+    schedule: GpuContract | None
+    count: int
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """A plan, and the groups and arena it was made from, for inspection.
 
+    ``choices`` has each group that more than one schedule serves, once, if a ``Choose`` was asked.
     ``setup`` runs once, on the constants: it packs them. Its outputs are the last constants of
     ``plan``.
     """
@@ -50,6 +69,7 @@ class Compiled:
     setup: Plan | None
     groups: tuple[Group, ...]
     arena: Arena
+    choices: tuple[Choice, ...] = ()
 
 
 def compile_program(
@@ -57,6 +77,7 @@ def compile_program(
     target: Target,
     constants: int = 0,
     donated: Collection[int] = (),
+    choose: Choose | None = None,
 ) -> Compiled:
     """Lowers ``program`` for ``target``.
 
@@ -65,13 +86,14 @@ def compile_program(
         target: what the device can do.
         constants: number of leading parameters that are uploaded once with the executable.
         donated: positions, among the other parameters, whose memory results may take over.
+        choose: picks schedules; None stands for the defaults.
 
     Raises:
         MissingRuleError: the target lacks a type or an operation.
         InternalError: a kernel or the plan is malformed.
     """
     parts = partition(program)
-    lowering = _Lowering(target, parts.arrays, constants)
+    lowering = _Lowering(target, parts.arrays, constants, choose)
     for group in parts.groups:
         lowering.add(group)
     steps = split_constant(lowering.steps, constants, parts.results, lowering.size)
@@ -87,15 +109,24 @@ def compile_program(
         before = Layout(lowering.size, constants, steps.kept)
         setup, _ = before.plan(f"{program.name}.setup", [[step] for step in steps.once])
         check_order(setup)
-    return Compiled(plan, setup, parts.groups, space)
+    return Compiled(plan, setup, parts.groups, space, lowering.choices())
 
 
 @final
 class _Lowering:
     """Kernels of the groups so far; equal groups share theirs."""
 
-    def __init__(self, target: Target, arrays: Sequence[ArrayInfo], constants: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        arrays: Sequence[ArrayInfo],
+        constants: int,
+        choose: Choose | None,
+    ) -> None:
         self.target = target
+        self.choose = choose
+        self.chosen: dict[tuple[Group, tuple[ArrayInfo, ...]], GpuContract | None] = {}
+        self.uses: Counter[tuple[Group, tuple[ArrayInfo, ...]]] = Counter()
         self.arrays = list(arrays)
         self.constants = constants
         self.packing = prepack_limit()
@@ -110,7 +141,11 @@ class _Lowering:
         key = (key_group, infos, fixed)
         found = self.known.get(key)
         if found is None:
-            found = self.known[key] = self.lowered(key_group, infos, fixed)
+            schedule = self.scheduled(key_group, infos)
+            context = TemplateContext(self.target, list(infos), fixed)
+            found = self.known[key] = lower_group(key_group, schedule, context)
+        if self.choose is not None:
+            self.uses[key_group, infos] += 1
         kernels, temporaries = found
         in_place, copies = updated_in_place(group), is_copy(group)
         inside = list(outside)
@@ -138,27 +173,53 @@ class _Lowering:
         self.packing -= spent
         return frozenset(i for i, a in enumerate(outside) if a in fixed)
 
-    def lowered(
-        self, group: Group, infos: Sequence[ArrayInfo], fixed: frozenset[int]
-    ) -> tuple[list[Lowered], list[ArrayInfo]]:
-        """Checked and legalized kernels of a canonical group, and the temporaries they add."""
-        context = TemplateContext(self.target, list(infos), fixed)
-        kernels: list[Lowered] = []
-        lanes = _GPU_LANES if self.target.kind is TargetKind.GPU else None
-        for item in _lower(group, context):
-            if DEBUG:
-                verify(item.kernel, lanes)
-            kernel = legalize(item.kernel, self.target)
-            verify(kernel, lanes)
-            kernels.append(Lowered(kernel, item.arrays))
-        return kernels, context.arrays[len(infos) :]
+    def scheduled(self, group: Group, infos: tuple[ArrayInfo, ...]) -> GpuContract | None:
+        """What was chosen for a canonical group."""
+        if self.choose is None or not schedules(group, infos, self.target):
+            return None
+        key = group, infos
+        if key not in self.chosen:
+            self.chosen[key] = self.choose(group, infos, self.target)
+        return self.chosen[key]
+
+    def choices(self) -> tuple[Choice, ...]:
+        """All that was chosen."""
+        return tuple(
+            [Choice(*key, schedule, self.uses[key]) for key, schedule in self.chosen.items()]
+        )
 
 
-def _lower(group: Group, context: TemplateContext) -> list[Lowered]:
+def schedules(group: Group, infos: Sequence[ArrayInfo], target: Target) -> list[GpuContract]:
+    """Every schedule that serves a canonical group, the default first; empty: nothing to choose."""
+    if target.kind is TargetKind.GPU and isinstance(group, ContractGroup):
+        return candidates(group, TemplateContext(target, list(infos)))
+    return []
+
+
+def lower_group(
+    group: Group, schedule: GpuContract | None, context: TemplateContext
+) -> tuple[list[Lowered], list[ArrayInfo]]:
+    """Checked and legalized kernels of a canonical group, and the temporaries they add.
+
+    The arrays of ``context`` are those of the group; ``schedule`` replaces the default one.
+    """
+    target, known = context.target, len(context.arrays)
+    kernels: list[Lowered] = []
+    lanes = _GPU_LANES if target.kind is TargetKind.GPU else None
+    for item in _lower(group, schedule, context):
+        if DEBUG:
+            verify(item.kernel, lanes)
+        kernel = legalize(item.kernel, target)
+        verify(kernel, lanes)
+        kernels.append(Lowered(kernel, item.arrays))
+    return kernels, context.arrays[known:]
+
+
+def _lower(group: Group, schedule: GpuContract | None, context: TemplateContext) -> list[Lowered]:
     match context.target.kind:
         case TargetKind.CPU:
             return cpu.lower(group, context)
         case TargetKind.GPU:
-            return gpu.lower(group, context)
+            return gpu.lower(group, context, schedule)
         case _:
             assert_never(context.target.kind)
