@@ -39,6 +39,7 @@ from vkjit.lowering.kernel.nodes import (
     MatFill,
     MatLayout,
     MatLoad,
+    MatMap,
     MatMulAdd,
     MatStore,
     Node,
@@ -50,6 +51,9 @@ from vkjit.lowering.kernel.nodes import (
     Store,
     SubgroupReduce,
     SubgroupShuffle,
+    Tensor,
+    TensorLoad,
+    TensorStore,
     Unary,
     Value,
 )
@@ -315,6 +319,26 @@ class Builder:
     def mat_convert(self, x: Value, type_: MatType) -> Value:
         """A cooperative matrix in another element type."""
         return x if x.type == type_ else self._add(MatConvert(x, type_))
+
+    def tensor_load(
+        self, memory: Memory, index: Value, tensor: Tensor, at: tuple[Value, Value], type_: MatType
+    ) -> Value:
+        """A cooperative matrix at a position of a tensor that starts at ``index``."""
+        return self._add(TensorLoad(memory, index, tensor, at, type_))
+
+    def tensor_store(
+        self, memory: Memory, index: Value, tensor: Tensor, at: tuple[Value, Value], value: Value
+    ) -> None:
+        """Writes a cooperative matrix at a position of a tensor that starts at ``index``."""
+        self._append(TensorStore(memory, index, tensor, at, value))
+
+    @contextmanager
+    def mat_map(self, *sources: Value) -> Generator[MatMap]:
+        """Opens the body of a map; set its ``yields``. The node is the result."""
+        node = MatMap(sources)
+        self._append(node)
+        with self.inside(node.body):
+            yield node
 
     # -- control --------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from vkjit.errors import InternalError
-from vkjit.lowering.kernel.check_types import access_fault, expression_fault
+from vkjit.lowering.kernel.check_types import access_fault, expression_fault, map_fault
 from vkjit.lowering.kernel.nodes import (
     AtomicAdd,
     Barrier,
@@ -17,12 +17,15 @@ from vkjit.lowering.kernel.nodes import (
     Kernel,
     Load,
     MatLoad,
+    MatMap,
     MatStore,
     Node,
     Region,
     Store,
     SubgroupReduce,
     SubgroupShuffle,
+    TensorLoad,
+    TensorStore,
     Value,
 )
 from vkjit.lowering.kernel.text import node_text
@@ -44,8 +47,8 @@ from vkjit.lowering.kernel.walk import arguments, memory_of, operands, regions, 
 
 _SHOWN = 4  # nodes before a fault that its message shows
 _SHOWN_LINES = 12
-_READERS = (Load, MatLoad, AtomicAdd)
-_WRITERS = (Store, MatStore, AtomicAdd)
+_READERS = (Load, MatLoad, TensorLoad, AtomicAdd)
+_WRITERS = (Store, MatStore, TensorStore, AtomicAdd)
 _ACCESSES = frozenset((*_READERS, *_WRITERS))
 
 
@@ -130,7 +133,7 @@ class _Checker:
         defined: list[Value] = []
         for at, node in enumerate(region.nodes):
             fault = self._fault(node)
-            if fault is None and isinstance(node, For | If):
+            if fault is None and isinstance(node, For | If | MatMap):
                 fault = self._inside(node)
             if fault is not None:
                 raise self._error(fault, region.nodes, at)
@@ -150,13 +153,13 @@ class _Checker:
             )
         self._visible.difference_update(defined)
 
-    def _inside(self, node: For | If) -> str | None:
-        """Checks the regions of a loop or branch, then that their yields match its results."""
+    def _inside(self, node: For | If | MatMap) -> str | None:
+        """Checks the regions of a node, then that their yields match its results."""
         self._visible.update(arguments(node))
         for inner in regions(node):
             self.region(inner)
         self._visible.difference_update(arguments(node))
-        return _yield_fault(node)
+        return map_fault(node) if isinstance(node, MatMap) else _yield_fault(node)
 
     def _record(self, node: Node) -> None:
         kind = type(node)
@@ -185,7 +188,7 @@ class _Checker:
             if found is not None:
                 return found
         match node:
-            case Store() | AtomicAdd() | MatStore():
+            case Store() | AtomicAdd() | MatStore() | TensorStore():
                 return access_fault(node, self._kernel.index_type)
             case Barrier():
                 return None
@@ -222,7 +225,7 @@ class _Checker:
         return None
 
     def _error(self, fault: str, nodes: Sequence[Node], at: int) -> InternalError:
-        near = [n for n in nodes[max(0, at - _SHOWN) : at] if not isinstance(n, For | If)]
+        near = [n for n in nodes[max(0, at - _SHOWN) : at] if not isinstance(n, For | If | MatMap)]
         lines = node_text([*near, *nodes[at : at + 1]]).split("\n")
         what = type(nodes[at]).__name__ if nodes else "region"
         return InternalError(

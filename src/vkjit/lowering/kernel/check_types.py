@@ -20,6 +20,7 @@ from vkjit.lowering.kernel.nodes import (
     MatConvert,
     MatFill,
     MatLoad,
+    MatMap,
     MatMulAdd,
     MatStore,
     Reduce,
@@ -29,12 +30,18 @@ from vkjit.lowering.kernel.nodes import (
     Store,
     SubgroupReduce,
     SubgroupShuffle,
+    TensorLoad,
+    TensorStore,
     Unary,
     Value,
 )
 from vkjit.lowering.kernel.types import (
+    BF16,
     I1,
+    I16,
+    Access,
     BinOp,
+    Buffer,
     CmpOp,
     ConvertOp,
     IndexKind,
@@ -49,7 +56,7 @@ from vkjit.lowering.kernel.types import (
     with_elem,
 )
 
-Access = Load | Store | AtomicAdd | MatLoad | MatStore
+Accessing = Load | Store | AtomicAdd | MatLoad | MatStore | TensorLoad | TensorStore
 
 _INTEGER_UNARY = frozenset({UnOp.POPCOUNT, UnOp.CLZ})
 _BOTH = frozenset({BinOp.ADD, BinOp.SUB, BinOp.MUL})
@@ -62,6 +69,7 @@ _REDUCING = frozenset(
 )
 _EQUALITY = frozenset({CmpOp.EQ, CmpOp.NE})
 _UNSIGNED = frozenset({CmpOp.LT_U, CmpOp.LE_U, CmpOp.GT_U, CmpOp.GE_U})
+_IN_MAPS = (Const, Unary, Binary, Compare, Select, Fma, Convert, Bitcast)
 # What each conversion reads and makes.
 _KINDS = {
     ConvertOp.FLOAT: ({"float"}, "float"),
@@ -95,7 +103,7 @@ def expression_fault(  # noqa: C901, PLR0912  one flat case each
             return _index(node, index_type)
         case Convert() | Bitcast():
             return _convert(node) if isinstance(node, Convert) else _bitcast(node)
-        case Load() | MatLoad():
+        case Load() | MatLoad() | TensorLoad():
             return access_fault(node, index_type)
         case Splat() | Extract() | Insert() | Shuffle() | Reduce():
             return _vector(node)
@@ -103,7 +111,7 @@ def expression_fault(  # noqa: C901, PLR0912  one flat case each
             return _reducing(node.op, node.type)
         case SubgroupShuffle():
             return None if node.mask > 0 else f"xor mask {node.mask}, expected more than 0"
-        case MatFill() | MatMulAdd() | MatConvert():
+        case MatFill() | MatMulAdd() | MatConvert() | MatMap():
             return _matrix(node)
         case _:
             assert_never(node)
@@ -230,19 +238,21 @@ def _reducing(op: BinOp, type_: Type) -> str | None:
     return binary_fault(op, type_)
 
 
-def access_fault(node: Access, index_type: ScalarType) -> str | None:
+def access_fault(node: Accessing, index_type: ScalarType) -> str | None:
     """What is wrong with the types of a load, store or atomic, or None."""
     if scalar_of(node.index.type) is not index_type:
         return f"index of type {node.index.type}, expected {index_type}"
     if node.memory.elem is I1:
         return f"{node.memory.name} holds i1, expected i8"
-    value = node.type if isinstance(node, Load | MatLoad) else node.value.type
-    if scalar_of(value) is not node.memory.elem:
+    value = node.type if isinstance(node, Load | MatLoad | TensorLoad) else node.value.type
+    if not _held(value, node.memory.elem):
         return f"{value} in {node.memory.name}, which holds {node.memory.elem}"
     if isinstance(node, MatLoad | MatStore):
         fits = isinstance(value, MatType) and node.stride.type is index_type
         fits = fits and node.index.type is index_type
         return None if fits else f"{value} with a stride of type {node.stride.type}"
+    if isinstance(node, TensorLoad | TensorStore):
+        return _tensor(node, value, index_type)
     if isinstance(value, MatType):
         return f"{value}, expected mat_load and mat_store"
     if isinstance(node.index.type, VecType) and node.index.type.lanes != lanes_of(value):
@@ -254,7 +264,42 @@ def access_fault(node: Access, index_type: ScalarType) -> str | None:
     return None
 
 
-def _matrix(node: MatFill | MatMulAdd | MatConvert) -> str | None:
+def _held(value: Type, elem: ScalarType) -> bool:
+    """Whether memory of ``elem`` holds ``value``; legalized memory holds bf16 matrices as bits."""
+    bits = isinstance(value, MatType) and (value.elem, elem) == (BF16, I16)
+    return bits or scalar_of(value) is elem
+
+
+def _tensor(node: TensorLoad | TensorStore, value: Type, index_type: ScalarType) -> str | None:
+    types = {v.type for v in (node.index, *node.at)}
+    if not isinstance(value, MatType) or types != {index_type}:
+        names = ", ".join(sorted(map(str, types)))
+        return f"{value} at indices of types {names}, expected a matrix and {index_type}"
+    tensor = node.tensor
+    if not isinstance(node.memory, Buffer):
+        return f"{node.memory.name} is scratch memory, expected a buffer"
+    if min(tensor.shape) < 1 or min(tensor.strides) < 0:
+        return f"{tensor}, expected a positive shape and strides that are not negative"
+    if isinstance(node, TensorStore) and 0 in tensor.strides:
+        return f"{tensor}, expected no stride 0 in a store"
+    return None
+
+
+def map_fault(node: MatMap) -> str | None:
+    """What is wrong with the body of a map, or None; its nodes are known to be well formed."""
+    assert isinstance(node.type, MatType)
+    for inner in node.body.nodes:
+        if isinstance(inner, Load):
+            memory = inner.memory
+            if not isinstance(memory, Buffer) or memory.access is not Access.READ:
+                return f"loads from {memory.name}, expected a buffer that is read only"
+        elif not isinstance(inner, _IN_MAPS) or isinstance(inner.type, MatType):
+            return f"holds {type(inner).__name__}, expected expressions on scalars and loads"
+    got = [value.type for value in node.body.yields]
+    return None if got == [node.type.elem] else f"yields {got}, expected [{node.type.elem}]"
+
+
+def _matrix(node: MatFill | MatMulAdd | MatConvert | MatMap) -> str | None:
     type_ = node.type
     if not isinstance(type_, MatType):
         return f"result of type {type_}, expected a matrix"
@@ -279,5 +324,12 @@ def _matrix(node: MatFill | MatMulAdd | MatConvert) -> str | None:
                 and a.scope is b.scope is type_.scope
             )
             return None if fits else f"{a} @ {b} + {type_}"
+        case MatMap():
+            shape = (type_.rows, type_.cols, type_.use, type_.scope)
+            for source in node.sources:
+                t = source.type
+                if not isinstance(t, MatType) or (t.rows, t.cols, t.use, t.scope) != shape:
+                    return f"source {t} beside {type_}, expected one shape, use and scope"
+            return None
         case _:
             assert_never(node)

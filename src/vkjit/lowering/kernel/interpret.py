@@ -8,6 +8,7 @@ all invocations before the next one begins. Workgroups run in chunks to bound me
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, assert_never, final
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from vkjit.errors import InternalError
 from vkjit.lowering.kernel import interpret_ops as ops
+from vkjit.lowering.kernel.interpret_matrix import Groups, mat_type
 from vkjit.lowering.kernel.interpret_memory import Bank, flat, scratch_bank
 from vkjit.lowering.kernel.interpret_ops import DTYPES, Array
 from vkjit.lowering.kernel.nodes import (
@@ -37,8 +39,8 @@ from vkjit.lowering.kernel.nodes import (
     Load,
     MatConvert,
     MatFill,
-    MatLayout,
     MatLoad,
+    MatMap,
     MatMulAdd,
     MatStore,
     Node,
@@ -50,12 +52,13 @@ from vkjit.lowering.kernel.nodes import (
     Store,
     SubgroupReduce,
     SubgroupShuffle,
+    TensorLoad,
+    TensorStore,
     Unary,
     Value,
 )
 from vkjit.lowering.kernel.types import (
     IndexKind,
-    MatScope,
     MatType,
     Memory,
     Type,
@@ -161,6 +164,7 @@ class _Chunk:
         self._first, self._workgroups, self._invocations, self._subgroup = extent
         self._total = self._workgroups * self._invocations
         self._who = np.tile(np.arange(self._invocations, dtype=np.int32), self._workgroups)
+        self._groups = Groups(self._who, self._invocations, self._subgroup)
         self._drops = drops
         self._env: dict[Value, Array] = {}
         self._banks: dict[Memory, Bank] = {
@@ -199,8 +203,8 @@ class _Chunk:
                 self._bank(node.memory).atomic_add(
                     self._env[node.index], self._env[node.value], mask, self._total
                 )
-            case MatStore():
-                self._mat_store(node, mask)
+            case MatStore() | TensorStore():
+                self._groups.store(node, self._env, self._banks, mask)
             case Barrier():
                 self._barrier(node, mask)
             case _:
@@ -262,7 +266,7 @@ class _Chunk:
 
     def _merged(self, cond: Array, a: Array, b: Array, type_: Type) -> Array:
         if isinstance(type_, MatType):
-            per_group = cond.reshape(-1)[:: self._group(type_)] if len(cond) > 1 else cond
+            per_group = cond[self._groups.owners(type_)] if len(cond) > 1 else cond
             return np.where(per_group[:, np.newaxis, np.newaxis], a, b)
         return np.where(_like(cond, type_), a, b)
 
@@ -300,8 +304,10 @@ class _Chunk:
                 return self._vector(node)
             case SubgroupReduce() | SubgroupShuffle():
                 return self._across(node, mask)
-            case MatFill() | MatLoad() | MatMulAdd() | MatConvert():
-                return self._matrix(node, mask)
+            case MatFill() | MatLoad() | MatMulAdd() | MatConvert() | TensorLoad():
+                return self._groups.evaluate(node, env, self._banks, mask)
+            case MatMap():
+                return self._map(node, mask)
             case _:
                 assert_never(node)
 
@@ -389,91 +395,16 @@ class _Chunk:
 
     # -- cooperative matrices -------------------------------------------------------------------
 
-    def _group(self, type_: MatType) -> int:
-        """Invocations that hold one matrix."""
-        return self._subgroup if type_.scope is MatScope.SUBGROUP else self._invocations
-
-    def _matrix(self, node: MatFill | MatLoad | MatMulAdd | MatConvert, mask: Mask) -> Array:
-        env = self._env
-        match node:
-            case MatFill():
-                type_ = _mat(node)
-                x = self._per_group(env[node.x], type_, mask)
-                return np.broadcast_to(
-                    x[:, np.newaxis, np.newaxis], (len(x), type_.rows, type_.cols)
-                )
-            case MatLoad():
-                where, owners = self._places(node, _mat(node), mask)
-                bank = self._bank(node.memory)
-                rows = None if bank.rows is None else bank.rows[owners]
-                shaped = where.reshape(len(where), -1)
-                view = Bank(bank.memory, bank.data, rows, bank.races)
-                made = view.load(shaped, None, self._who[owners])
-                return made.reshape(where.shape)
-            case MatMulAdd():
-                return _mul_add(env[node.a], env[node.b], env[node.c])
-            case MatConvert():
-                return env[node.x].astype(DTYPES[_mat(node).elem])
-            case _:
-                assert_never(node)
-
-    def _mat_store(self, node: MatStore, mask: Mask) -> None:
-        assert isinstance(node.value.type, MatType)
-        where, owners = self._places(node, node.value.type, mask)
-        bank = self._bank(node.memory)
-        value = self._env[node.value]
-        if len(value) > 1 and len(value) != len(where):
-            value = value[owners // self._group(node.value.type)]
-        rows = None if bank.rows is None else bank.rows[owners]
-        shaped = where.reshape(len(where), -1)
-        flat_value = np.broadcast_to(value, where.shape).reshape(shaped.shape)
-        Bank(bank.memory, bank.data, rows, bank.races).store(
-            shaped, flat_value, None, self._who[owners]
-        )
-
-    def _places(self, node: MatLoad | MatStore, type_: MatType, mask: Mask) -> tuple[Array, Array]:
-        """Element numbers by group, row and column, and the first invocation of each group."""
-        index = self._per_group(self._env[node.index], type_, mask)
-        stride = self._per_group(self._env[node.stride], type_, mask)
-        row, column = np.arange(type_.rows)[:, np.newaxis], np.arange(type_.cols)
-        if node.layout is MatLayout.COLUMN:
-            row, column = column, row
-        steps = stride[:, np.newaxis, np.newaxis]
-        where = index[:, np.newaxis, np.newaxis] + (row * steps + column)
-        owners = self._owners(type_)
-        where = np.broadcast_to(where, (len(owners), type_.rows, type_.cols))
-        if mask is not None:
-            kept = mask[owners]
-            return where[kept], owners[kept]
-        return where, owners
-
-    def _owners(self, type_: MatType) -> Array:
-        return np.flatnonzero(self._who % self._group(type_) == 0)
-
-    def _per_group(self, x: Array, type_: MatType, mask: Mask) -> Array:
-        """A value that all invocations of a group must share, once for each group."""
-        if len(x) == 1:
-            return x
-        owners = self._owners(type_)
-        picked = x[owners]
-        starts = np.repeat(picked, np.diff(np.append(owners, self._total)))
-        differs = starts != x
-        if (differs if mask is None else differs & mask).any():
-            raise InternalError(
-                f"{type_}: the invocations of a {type_.scope.value} give different operands"
-            )
-        return picked
-
-
-def _mat(node: Value) -> MatType:
-    assert isinstance(node.type, MatType)
-    return node.type
-
-
-def _mul_add(a: Array, b: Array, c: Array) -> Array:
-    wide = np.float64 if a.dtype.itemsize == 8 and a.dtype.kind == "f" else np.float32
-    kind = np.int32 if a.dtype.kind == "i" else wide
-    return (np.matmul(a.astype(kind), b.astype(kind)) + c.astype(kind)).astype(c.dtype)
+    def _map(self, node: MatMap, mask: Mask) -> Array:
+        """The body of a map, run by as many invocations as there are elements."""
+        type_ = mat_type(node.type)
+        inner = copy.copy(self)  # the same memory, but other values and invocations
+        env, who = self._groups.elements(node, self._env, mask)
+        inner._env, inner._who, inner._total = dict(env), self._who[who], len(who)
+        if not len(who):
+            return np.zeros((1, type_.rows, type_.cols), DTYPES[type_.elem])
+        (made,) = inner._region(node.body, None)
+        return self._groups.scattered(made, type_, mask)
 
 
 def _like(mask: Array, type_: Type) -> Array:

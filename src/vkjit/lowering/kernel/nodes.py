@@ -19,6 +19,18 @@ from __future__ import annotations
 from enum import Enum
 from typing import final
 
+from vkjit.lowering.kernel.matrices import (
+    MatConvert,
+    MatFill,
+    MatLoad,
+    MatMap,
+    MatMulAdd,
+    MatStore,
+    TensorLoad,
+    TensorStore,
+)
+from vkjit.lowering.kernel.matrices import MatLayout as MatLayout
+from vkjit.lowering.kernel.matrices import Tensor as Tensor
 from vkjit.lowering.kernel.types import (
     I1,
     I32,
@@ -27,7 +39,6 @@ from vkjit.lowering.kernel.types import (
     CmpOp,
     ConvertOp,
     IndexKind,
-    MatType,
     Memory,
     Number,
     ScalarType,
@@ -36,13 +47,7 @@ from vkjit.lowering.kernel.types import (
     UnOp,
     VecType,
 )
-
-
-class Value:
-    """Something with a type that later nodes may use."""
-
-    __slots__ = ("type",)
-    type: Type
+from vkjit.lowering.kernel.values import BlockArg, Region, Value
 
 
 @final
@@ -263,75 +268,6 @@ class SubgroupShuffle(Value):
 
 
 @final
-class BlockArg(Value):
-    """A loop index, a carried value inside a loop, or a result of a loop or branch."""
-
-    __slots__ = ("hint",)
-
-    def __init__(self, type_: Type, hint: str) -> None:
-        self.type = type_
-        self.hint = hint
-
-
-class MatLayout(Enum):
-    """Storage order of a cooperative matrix in memory."""
-
-    ROW = "row"
-    COLUMN = "column"
-
-
-@final
-class MatFill(Value):
-    """A cooperative matrix with one scalar everywhere."""
-
-    __slots__ = ("x",)
-
-    def __init__(self, x: Value, type_: MatType) -> None:
-        self.type = type_
-        self.x = x
-
-
-@final
-class MatLoad(Value):
-    """A cooperative matrix read from ``memory``; ``stride`` is in elements."""
-
-    __slots__ = ("index", "layout", "memory", "stride")
-
-    def __init__(
-        self, memory: Memory, index: Value, stride: Value, layout: MatLayout, type_: MatType
-    ) -> None:
-        self.type = type_
-        self.memory = memory
-        self.index = index
-        self.stride = stride
-        self.layout = layout
-
-
-@final
-class MatMulAdd(Value):
-    """``a @ b + c``, accumulated in the element type of ``c``."""
-
-    __slots__ = ("a", "b", "c")
-
-    def __init__(self, a: Value, b: Value, c: Value) -> None:
-        self.type = c.type
-        self.a = a
-        self.b = b
-        self.c = c
-
-
-@final
-class MatConvert(Value):
-    """A cooperative matrix in another element type."""
-
-    __slots__ = ("x",)
-
-    def __init__(self, x: Value, type_: MatType) -> None:
-        self.type = type_
-        self.x = x
-
-
-@final
 class Store:
     """Writes ``value`` where ``mask`` holds; a vector index scatters (lanes must not collide)."""
 
@@ -358,22 +294,6 @@ class AtomicAdd:
         self.value = value
 
 
-@final
-class MatStore:
-    """Writes a cooperative matrix to ``memory``; ``stride`` is in elements."""
-
-    __slots__ = ("index", "layout", "memory", "stride", "value")
-
-    def __init__(
-        self, memory: Memory, index: Value, stride: Value, layout: MatLayout, value: Value
-    ) -> None:
-        self.memory = memory
-        self.index = index
-        self.stride = stride
-        self.layout = layout
-        self.value = value
-
-
 class BarrierScope(Enum):
     """Who waits, and whose writes become visible."""
 
@@ -389,17 +309,6 @@ class Barrier:
 
     def __init__(self, scope: BarrierScope = BarrierScope.WORKGROUP) -> None:
         self.scope = scope
-
-
-@final
-class Region:
-    """Nodes in order, and the values handed to the enclosing loop or branch."""
-
-    __slots__ = ("nodes", "yields")
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.yields: tuple[Value, ...] = ()
 
 
 @final
@@ -460,8 +369,10 @@ Expr = (
     | MatLoad
     | MatMulAdd
     | MatConvert
+    | TensorLoad
+    | MatMap
 )
-Statement = Store | AtomicAdd | MatStore | Barrier | For | If
+Statement = Store | AtomicAdd | MatStore | TensorStore | Barrier | For | If
 Node = Expr | Statement
 
 

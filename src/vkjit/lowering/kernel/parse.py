@@ -31,6 +31,7 @@ from vkjit.lowering.kernel.nodes import (
     MatFill,
     MatLayout,
     MatLoad,
+    MatMap,
     MatMulAdd,
     MatStore,
     Node,
@@ -42,6 +43,9 @@ from vkjit.lowering.kernel.nodes import (
     Store,
     SubgroupReduce,
     SubgroupShuffle,
+    Tensor,
+    TensorLoad,
+    TensorStore,
     Unary,
     Value,
 )
@@ -80,6 +84,11 @@ _ASSIGN = re.compile(r"(?P<name>%\d+): (?P<type>\S+) = (?P<op>\w+) ?(?P<rest>.*)
 _TYPED = re.compile(r"(%\S+): ([^\s,<]+(?:<[^>]*>)?)(?: = (%\S+?))?(?:, |$)")
 _PLACE = re.compile(r"(\S+)\[(%\S+?)\](?:, (%\S+))?(?: mask (%\S+))?")
 _STRIDED = re.compile(r"(\S+)\[(%\S+?)\] stride (%\S+) (\w+)(?:, (%\S+))?")
+_TENSOR = re.compile(
+    r"(\S+)\[(%\S+?)\] shape \((\d+),(\d+)\) strides \((\d+),(\d+)\)( clamped)?( turned)?"
+    r" at \((%\S+), (%\S+)\)(?:, (%\S+))?"
+)
+_MAP = re.compile(r"(.*) as \((.*)\) \{")
 _LANE = re.compile(r"(%\S+?)\[(\d+)\](?:, (%\S+))?")
 _SHUFFLE = re.compile(r"(%\S+), (%\S+) \((.*)\)")
 _VEC = re.compile(r"vec<(\w+),(\d+)>")
@@ -207,6 +216,11 @@ class _Parser:
                 name, index, stride, layout, value = self._match(_STRIDED, rest).groups()
                 place = (self._memory[name], self._value(index), self._value(stride))
                 return MatStore(*place, MatLayout(layout), self._value(value))
+            case "tensor_store":
+                memory, start, tensor, at, stored = self._tensor(rest)
+                if stored is None:
+                    raise self._error("expected a value to store")
+                return TensorStore(memory, start, tensor, at, stored)
             case "barrier":
                 return Barrier(BarrierScope(rest))
             case "for":
@@ -288,6 +302,28 @@ class _Parser:
         place = (self._memory[name], self._value(index), self._value(stride))
         return MatLoad(*place, MatLayout(layout), cast("MatType", type_))
 
+    def tensor_load(self, rest: str, type_: Type) -> Expr:
+        memory, index, tensor, at, _ = self._tensor(rest)
+        return TensorLoad(memory, index, tensor, at, cast("MatType", type_))
+
+    def _tensor(self, rest: str) -> tuple[Memory, Value, Tensor, tuple[Value, Value], Value | None]:
+        found = self._match(_TENSOR, rest)
+        rows, columns, down, along = (int(found[i]) for i in range(3, 7))
+        flags = (found[7] is not None, found[8] is not None)
+        tensor = Tensor((rows, columns), (down, along), *flags)
+        at = (self._value(found[9]), self._value(found[10]))
+        value = None if found[11] is None else self._value(found[11])
+        return self._memory[found[1]], self._value(found[2]), tensor, at, value
+
+    def mat_map(self, rest: str, _: Type) -> Expr:
+        found = self._match(_MAP, rest)
+        node = MatMap(self._list(found[1]))
+        inside = (node.row, node.column, *node.elements)
+        self._values.update(zip(found[2].split(", "), inside, strict=True))
+        self._region(node.body)
+        self._close()
+        return node
+
     def compare(self, rest: str, _: Type) -> Expr:
         op, names = rest.split(" ", 1)
         a, b = self._list(names)
@@ -335,6 +371,8 @@ _READERS: dict[str, _Reader] = {
     "const": _Parser.const,
     "load": _Parser.load,
     "mat_load": _Parser.mat_load,
+    "tensor_load": _Parser.tensor_load,
+    "mat_map": _Parser.mat_map,
     "cmp": _Parser.compare,
     "convert": _Parser.convert,
     "reduce": _Parser.reduce,

@@ -41,6 +41,7 @@ from vkjit.lowering.kernel.nodes import (
     MatConvert,
     MatFill,
     MatLoad,
+    MatMap,
     MatMulAdd,
     MatStore,
     Node,
@@ -52,6 +53,8 @@ from vkjit.lowering.kernel.nodes import (
     Store,
     SubgroupReduce,
     SubgroupShuffle,
+    TensorLoad,
+    TensorStore,
     Unary,
     Value,
 )
@@ -130,6 +133,10 @@ class _Printer:
                 out(f"{indent}atomic_add {self._place(node)}, {n(node.value)}")
             case MatStore():
                 out(f"{indent}mat_store {self._strided(node)}, {n(node.value)}")
+            case TensorStore():
+                out(f"{indent}tensor_store {self._tensor(node)}, {n(node.value)}")
+            case MatMap():
+                self._map(node, indent, out)
             case Barrier():
                 out(f"{indent}barrier {node.scope.value}")
             case For():
@@ -161,6 +168,13 @@ class _Printer:
             self.region(node.otherwise, indent + "  ", out)
         out(indent + "}")
 
+    def _map(self, node: MatMap, indent: str, out: Callable[[str], None]) -> None:
+        head = f"{self.name(node)}: {node.type} = {self._expr(node)}"
+        inside = self._list((node.row, node.column, *node.elements))
+        out(f"{indent}{head} as ({inside}) {{")
+        self.region(node.body, indent + "  ", out)
+        out(indent + "}")
+
     def _place(self, node: Load | Store | AtomicAdd) -> str:
         return f"{node.memory.name}[{self.name(node.index)}]"
 
@@ -170,6 +184,13 @@ class _Printer:
     def _strided(self, node: MatLoad | MatStore) -> str:
         place = f"{node.memory.name}[{self.name(node.index)}]"
         return f"{place} stride {self.name(node.stride)} {node.layout.value}"
+
+    def _tensor(self, node: TensorLoad | TensorStore) -> str:
+        tensor, n = node.tensor, self.name
+        shape, strides = (f"({a},{b})" for a, b in (tensor.shape, tensor.strides))
+        flags = (" clamped" if tensor.clamped else "") + (" turned" if tensor.turned else "")
+        place = f"{node.memory.name}[{n(node.index)}]"
+        return f"{place} shape {shape} strides {strides}{flags} at ({self._list(node.at)})"
 
     def _expr(self, node: Expr) -> str:  # noqa: C901, PLR0912  one flat case each
         n = self.name
@@ -203,7 +224,7 @@ class _Printer:
                 return f"subgroup_reduce {node.op.value} {n(node.x)}"
             case SubgroupShuffle():
                 return f"subgroup_shuffle {n(node.x)} xor {node.mask}"
-            case MatFill() | MatLoad() | MatMulAdd() | MatConvert():
+            case MatFill() | MatLoad() | MatMulAdd() | MatConvert() | TensorLoad() | MatMap():
                 return self._matrix(node)
             case _:
                 assert_never(node)
@@ -225,7 +246,9 @@ class _Printer:
             case _:
                 assert_never(node)
 
-    def _matrix(self, node: MatFill | MatLoad | MatMulAdd | MatConvert) -> str:
+    def _matrix(
+        self, node: MatFill | MatLoad | MatMulAdd | MatConvert | TensorLoad | MatMap
+    ) -> str:
         n = self.name
         match node:
             case MatFill():
@@ -236,5 +259,9 @@ class _Printer:
                 return f"mat_mul_add {n(node.a)}, {n(node.b)}, {n(node.c)}"
             case MatConvert():
                 return f"mat_convert {n(node.x)}"
+            case TensorLoad():
+                return f"tensor_load {self._tensor(node)}"
+            case MatMap():
+                return f"mat_map {self._list(node.sources)}"
             case _:
                 assert_never(node)

@@ -24,6 +24,7 @@ from vkjit.lowering.kernel.nodes import (
     MatConvert,
     MatFill,
     MatLoad,
+    MatMap,
     MatMulAdd,
     MatStore,
     Node,
@@ -35,6 +36,8 @@ from vkjit.lowering.kernel.nodes import (
     Store,
     SubgroupReduce,
     SubgroupShuffle,
+    TensorLoad,
+    TensorStore,
     Unary,
     Value,
 )
@@ -54,12 +57,12 @@ def operands(node: Node) -> tuple[Value, ...]:
             return (node.x, node.scalar)
         case Const() | Index() | Barrier():
             return ()
-        case For():
-            return (node.lower, node.upper, node.step, *node.inits)
-        case If():
-            return (node.cond,)
-        case Load() | Store() | AtomicAdd() | MatLoad() | MatStore():
+        case For() | If():
+            return _control_operands(node)
+        case Load() | Store() | AtomicAdd():
             return _memory_operands(node)
+        case MatLoad() | MatStore() | TensorLoad() | TensorStore() | MatFill() | MatMap():
+            return _matrix_operands(node)
         case (
             Unary()
             | Convert()
@@ -69,7 +72,6 @@ def operands(node: Node) -> tuple[Value, ...]:
             | Reduce()
             | SubgroupReduce()
             | SubgroupShuffle()
-            | MatFill()
             | MatConvert()
         ):
             return (node.x,)
@@ -77,7 +79,7 @@ def operands(node: Node) -> tuple[Value, ...]:
             assert_never(node)
 
 
-def _memory_operands(node: Load | Store | AtomicAdd | MatLoad | MatStore) -> tuple[Value, ...]:
+def _memory_operands(node: Load | Store | AtomicAdd) -> tuple[Value, ...]:
     match node:
         case Load():
             return (node.index,) if node.mask is None else (node.index, node.mask)
@@ -86,17 +88,39 @@ def _memory_operands(node: Load | Store | AtomicAdd | MatLoad | MatStore) -> tup
             return plain if node.mask is None else (*plain, node.mask)
         case AtomicAdd():
             return (node.index, node.value)
+        case _:
+            assert_never(node)
+
+
+def _control_operands(node: For | If) -> tuple[Value, ...]:
+    if isinstance(node, If):
+        return (node.cond,)
+    return (node.lower, node.upper, node.step, *node.inits)
+
+
+def _matrix_operands(
+    node: MatLoad | MatStore | TensorLoad | TensorStore | MatFill | MatMap,
+) -> tuple[Value, ...]:
+    match node:
+        case MatFill():
+            return (node.x,)
+        case MatMap():
+            return node.sources
         case MatLoad():
             return (node.index, node.stride)
         case MatStore():
             return (node.index, node.stride, node.value)
+        case TensorLoad():
+            return (node.index, *node.at)
+        case TensorStore():
+            return (node.index, *node.at, node.value)
         case _:
             assert_never(node)
 
 
 def regions(node: Node) -> tuple[Region, ...]:
-    """The regions of a loop or branch; none for other nodes."""
-    if isinstance(node, For):
+    """The regions of a loop, branch or map; none for other nodes."""
+    if isinstance(node, For | MatMap):
         return (node.body,)
     if isinstance(node, If):
         return (node.then, node.otherwise)
@@ -112,12 +136,14 @@ def results(node: Node) -> tuple[Value, ...]:
 
 def arguments(node: Node) -> tuple[BlockArg, ...]:
     """The values that exist only inside the regions of the node."""
+    if isinstance(node, MatMap):
+        return (node.row, node.column, *node.elements)
     return (node.index, *node.carried) if isinstance(node, For) else ()
 
 
 def memory_of(node: Node) -> Memory | None:
     """The memory that the node reads or writes."""
-    if isinstance(node, Load | Store | AtomicAdd | MatLoad | MatStore):
+    if isinstance(node, Load | Store | AtomicAdd | MatLoad | MatStore | TensorLoad | TensorStore):
         return node.memory
     return None
 

@@ -26,6 +26,7 @@ from vkjit.lowering.kernel.nodes import (
     MatConvert,
     MatFill,
     MatLoad,
+    MatMap,
     MatMulAdd,
     MatStore,
     Node,
@@ -37,6 +38,8 @@ from vkjit.lowering.kernel.nodes import (
     Store,
     SubgroupReduce,
     SubgroupShuffle,
+    TensorLoad,
+    TensorStore,
     Unary,
     Value,
 )
@@ -120,6 +123,10 @@ class Rewriter:
             case MatStore():
                 parts = (get(node.index), get(node.stride), node.layout, get(node.value))
                 out.append(MatStore(memory[node.memory], *parts))
+            case TensorStore():
+                at = (get(node.at[0]), get(node.at[1]))
+                place = (memory[node.memory], get(node.index), node.tensor, at)
+                out.append(TensorStore(*place, get(node.value)))
             case Barrier():
                 out.append(Barrier(node.scope))
             case For():
@@ -180,7 +187,7 @@ class Rewriter:
                 return SubgroupReduce(node.op, get(node.x))
             case SubgroupShuffle():
                 return SubgroupShuffle(get(node.x), node.mask)
-            case MatFill() | MatLoad() | MatMulAdd() | MatConvert():
+            case MatFill() | MatLoad() | MatMulAdd() | MatConvert() | TensorLoad() | MatMap():
                 return self._copy_matrix(node)
             case _:
                 assert_never(node)
@@ -203,7 +210,9 @@ class Rewriter:
             case _:
                 assert_never(node)
 
-    def _copy_matrix(self, node: MatFill | MatLoad | MatMulAdd | MatConvert) -> Expr:
+    def _copy_matrix(
+        self, node: MatFill | MatLoad | MatMulAdd | MatConvert | TensorLoad | MatMap
+    ) -> Expr:
         get = self._get
         type_ = node.type
         assert isinstance(type_, MatType)
@@ -217,5 +226,19 @@ class Rewriter:
                 return MatMulAdd(get(node.a), get(node.b), get(node.c))
             case MatConvert():
                 return MatConvert(get(node.x), type_)
+            case TensorLoad():
+                at = (get(node.at[0]), get(node.at[1]))
+                memory = self._memory[node.memory]
+                return TensorLoad(memory, get(node.index), node.tensor, at, type_)
+            case MatMap():
+                return self._copy_map(node)
             case _:
                 assert_never(node)
+
+    def _copy_map(self, old: MatMap) -> MatMap:
+        new = MatMap([self._get(source) for source in old.sources])
+        self._values[old.row] = new.row
+        self._values[old.column] = new.column
+        self._values.update(zip(old.elements, new.elements, strict=True))
+        self._region(old.body, new.body)
+        return new

@@ -22,6 +22,7 @@ from vkjit.lowering.kernel.nodes import (
     MatConvert,
     MatFill,
     MatLoad,
+    MatMap,
     MatMulAdd,
     MatStore,
     Node,
@@ -29,6 +30,8 @@ from vkjit.lowering.kernel.nodes import (
     Store,
     SubgroupReduce,
     SubgroupShuffle,
+    TensorLoad,
+    TensorStore,
     Value,
 )
 from vkjit.lowering.kernel.types import (
@@ -304,7 +307,16 @@ class _Function:
                 self._for(node)
             case If():
                 self._if(node)
-            case MatStore() | MatFill() | MatLoad() | MatMulAdd() | MatConvert():
+            case (
+                MatStore()
+                | MatFill()
+                | MatLoad()
+                | MatMulAdd()
+                | MatConvert()
+                | MatMap()
+                | TensorLoad()
+                | TensorStore()
+            ):
                 raise InternalError(
                     f"llvm: {type(node).__name__} in {self._kernel.name}; CPU schedules use "
                     "vectors, not cooperative matrices"

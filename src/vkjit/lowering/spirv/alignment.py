@@ -21,6 +21,8 @@ from vkjit.lowering.kernel.nodes import (
     Select,
     Splat,
     Store,
+    TensorLoad,
+    TensorStore,
     Value,
 )
 from vkjit.lowering.kernel.types import BinOp, Memory, Scratch, Space, VecType
@@ -28,6 +30,7 @@ from vkjit.lowering.kernel.walk import all_nodes
 
 LIMIT = 64
 """No access asks for more; also the answer for the index 0, which everything divides."""
+_ACCESSES = (Load, Store, AtomicAdd, MatLoad, MatStore, TensorLoad, TensorStore)
 _DEPTH = 24  # index expressions are shallow; a longer chain is not worth the time
 
 
@@ -80,7 +83,7 @@ def shared_widths(kernel: Kernel, multiples: Multiples) -> dict[Memory, int]:
     for node in all_nodes(kernel.body):
         if isinstance(node, For):
             multiples.enter_loop(node)
-        if isinstance(node, (Load, Store, AtomicAdd, MatLoad, MatStore)):
+        if isinstance(node, _ACCESSES):
             lanes = _width(node, multiples)
             if lanes is not None and widths.setdefault(node.memory, lanes) != lanes:
                 widths[node.memory] = 1
