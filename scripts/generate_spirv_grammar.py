@@ -21,10 +21,10 @@ from typing import Any
 OUTPUT = Path(__file__).resolve().parents[1] / "src/vkjit/lowering/spirv/grammar.py"
 
 INSTRUCTIONS = """
-    Source Name MemberName String Extension ExtInstImport ExtInst MemoryModel EntryPoint
+    Undef Source Name MemberName String Extension ExtInstImport ExtInst MemoryModel EntryPoint
     ExecutionMode Capability TypeVoid TypeBool TypeInt TypeFloat TypeVector TypeArray
     TypeRuntimeArray TypeStruct TypePointer TypeFunction ConstantTrue ConstantFalse Constant
-    ConstantComposite ConstantNull Function FunctionEnd Variable Load Store AccessChain Decorate
+    ConstantComposite ConstantNull Function FunctionParameter FunctionEnd Variable Load Store AccessChain Decorate
     MemberDecorate VectorShuffle CompositeConstruct CompositeExtract CompositeInsert
     ConvertFToU ConvertFToS ConvertSToF ConvertUToF UConvert SConvert FConvert Bitcast
     SNegate FNegate IAdd FAdd ISub FSub IMul FMul UDiv SDiv FDiv UMod
@@ -34,14 +34,17 @@ INSTRUCTIONS = """
     FOrdGreaterThan FOrdLessThanEqual FOrdGreaterThanEqual
     ShiftRightLogical ShiftRightArithmetic ShiftLeftLogical BitwiseOr BitwiseXor BitwiseAnd Not
     BitCount ControlBarrier AtomicIAdd Phi LoopMerge SelectionMerge Label Branch
-    BranchConditional Return
+    BranchConditional Return ReturnValue
     GroupNonUniformAny GroupNonUniformShuffleXor GroupNonUniformIAdd GroupNonUniformFAdd
     GroupNonUniformIMul GroupNonUniformFMul GroupNonUniformSMin GroupNonUniformUMin
     GroupNonUniformFMin GroupNonUniformSMax GroupNonUniformUMax GroupNonUniformFMax
     GroupNonUniformBitwiseAnd GroupNonUniformBitwiseOr GroupNonUniformBitwiseXor
     GroupNonUniformLogicalAnd GroupNonUniformLogicalOr GroupNonUniformLogicalXor
     TypeCooperativeMatrixKHR CooperativeMatrixLoadKHR CooperativeMatrixStoreKHR
-    CooperativeMatrixMulAddKHR AtomicFAddEXT
+    CooperativeMatrixMulAddKHR AtomicFAddEXT CooperativeMatrixLoadTensorNV
+    CooperativeMatrixStoreTensorNV CooperativeMatrixPerElementOpNV TypeTensorLayoutNV
+    TypeTensorViewNV CreateTensorLayoutNV TensorLayoutSetDimensionNV TensorLayoutSetStrideNV
+    TensorLayoutSliceNV CreateTensorViewNV
 """
 
 ENUMERANTS = {
@@ -51,6 +54,8 @@ ENUMERANTS = {
         StorageBuffer8BitAccess DenormPreserve SignedZeroInfNanPreserve RoundingModeRTE
         VulkanMemoryModel PhysicalStorageBufferAddresses AtomicFloat32AddEXT AtomicFloat64AddEXT
         AtomicFloat16AddEXT CooperativeMatrixKHR BFloat16TypeKHR BFloat16CooperativeMatrixKHR
+        CooperativeMatrixPerElementOperationsNV CooperativeMatrixTensorAddressingNV
+        TensorAddressingNV
     """,
     "StorageClass": "Input Workgroup PushConstant Function StorageBuffer PhysicalStorageBuffer",
     "Decoration": """
@@ -73,6 +78,8 @@ ENUMERANTS = {
         MatrixResultSignedComponentsKHR
     """,
     "FPEncoding": "BFloat16KHR",
+    "TensorClampMode": "Undefined Constant",
+    "TensorAddressingOperands": "TensorView",
 }
 
 GLSL = """

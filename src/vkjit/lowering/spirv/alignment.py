@@ -26,11 +26,13 @@ from vkjit.lowering.kernel.nodes import (
     Value,
 )
 from vkjit.lowering.kernel.types import BinOp, Memory, Scratch, Space, VecType
-from vkjit.lowering.kernel.walk import all_nodes
+from vkjit.lowering.kernel.walk import all_nodes, memory_of
 
 LIMIT = 64
 """No access asks for more; also the answer for the index 0, which everything divides."""
 _ACCESSES = (Load, Store, AtomicAdd, MatLoad, MatStore, TensorLoad, TensorStore)
+_LANES = 4
+"""Lanes of the longest vector."""
 _DEPTH = 24  # index expressions are shallow; a longer chain is not worth the time
 
 
@@ -92,10 +94,14 @@ def shared_widths(kernel: Kernel, multiples: Multiples) -> dict[Memory, int]:
 
 def _width(node: Node, multiples: Multiples) -> int | None:
     """The width that an access asks of its memory: None for any, 1 where vectors are in the way."""
-    if not isinstance(node, (Load, Store)):
-        return 1
-    memory = node.memory
+    memory = memory_of(node)
     if not isinstance(memory, Scratch) or memory.space is not Space.SHARED:
+        return 1
+    if isinstance(node, (MatLoad, MatStore)):
+        # A matrix may start at any vector, and its rows be any number of them apart.
+        places = multiples.of(node.index), multiples.of(node.stride)
+        return None if min(places) >= _LANES and memory.length % _LANES == 0 else 1
+    if not isinstance(node, (Load, Store)):
         return 1
     type_ = node.type if isinstance(node, Load) else node.value.type
     if not isinstance(type_, VecType) or isinstance(node.index.type, VecType):

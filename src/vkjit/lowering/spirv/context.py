@@ -7,6 +7,8 @@ only the storage capability of the buffer; anything else (``arithmetic=True``) n
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import final
 
 from vkjit.errors import InternalError
@@ -47,6 +49,7 @@ _ARITHMETIC = {
 }
 STORAGE = {8: Capability.StorageBuffer8BitAccess, 16: Capability.StorageBuffer16BitAccess}
 """What buffers of narrow elements need, by width in bits."""
+COOPERATIVE_MATRIX_2 = "SPV_NV_cooperative_matrix2"
 _USES = {
     MatUse.A: CooperativeMatrixUse.MatrixAKHR,
     MatUse.B: CooperativeMatrixUse.MatrixBKHR,
@@ -87,6 +90,18 @@ class Context:
                 f"{value.type} before it is defined"
             )
         return found
+
+    @contextmanager
+    def function(self) -> Generator[None]:
+        """Inside, the body is that of another function, to be placed after the entry point."""
+        module = self.module
+        saved = (module.body, self._ids, self.block)
+        module.body, self._ids = [], dict(self._ids)
+        try:
+            yield
+        finally:
+            module.functions.extend(module.body)
+            module.body, self._ids, self.block = saved
 
     # -- types ------------------------------------------------------------------------------------
 
@@ -143,6 +158,8 @@ class Context:
     def _declare_matrix(self, type_: MatType) -> int:
         module = self.module
         module.require(Capability.CooperativeMatrixKHR, "SPV_KHR_cooperative_matrix")
+        if type_.scope is MatScope.WORKGROUP:
+            module.extensions.add(COOPERATIVE_MATRIX_2)
         return module.unique(
             Op.TypeCooperativeMatrixKHR,
             self.matrix_elem(type_.elem),

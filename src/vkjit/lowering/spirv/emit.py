@@ -33,6 +33,7 @@ from vkjit.lowering.kernel.nodes import (
     MatConvert,
     MatFill,
     MatLoad,
+    MatMap,
     MatMulAdd,
     MatStore,
     Node,
@@ -44,6 +45,8 @@ from vkjit.lowering.kernel.nodes import (
     Store,
     SubgroupReduce,
     SubgroupShuffle,
+    TensorLoad,
+    TensorStore,
     Unary,
     Value,
 )
@@ -62,7 +65,9 @@ from vkjit.lowering.spirv.grammar import (
     Scope,
     StorageClass,
 )
+from vkjit.lowering.spirv.maps import emit_map
 from vkjit.lowering.spirv.memory import Memories
+from vkjit.lowering.spirv.tensor import Tensors
 from vkjit.lowering.target import Target
 
 _BUILT_INS = {
@@ -103,6 +108,7 @@ class _Emitter:
         self.ctx = Context(kernel, target)
         self.multiples = Multiples()
         self.memories = Memories(self.ctx, self.multiples, _coherent_buffers(kernel))
+        self.tensors = Tensors(self.ctx, self.memories)
         self._inputs: dict[IndexKind, int] = {}
 
     def words(self) -> array[int]:
@@ -120,6 +126,7 @@ class _Emitter:
         module.body.extend((5 << 16 | Op.Function, void, module.entry, 0, signature))
         self.label(module.new_id())
         self.memories.declare()
+        self.tensors.declare()
         self.region(self.kernel.body)
         module.effect(Op.Return)
         module.effect(Op.FunctionEnd)
@@ -278,16 +285,16 @@ class _Emitter:
                 result = arithmetic.emit_subgroup_shuffle(ctx, node)
             case Load():
                 result = self.memories.load(node)
-            case MatFill() | MatLoad() | MatMulAdd() | MatConvert():
+            case MatFill() | MatLoad() | MatMulAdd() | MatConvert() | TensorLoad() | MatMap():
                 result = self.matrix(node)
-            case Store() | AtomicAdd() | MatStore() | Barrier() | For() | If():
+            case Store() | AtomicAdd() | MatStore() | TensorStore() | Barrier() | For() | If():
                 self.statement(node)
                 return
             case _:
                 assert_never(node)
         ctx.bind(node, result)
 
-    def matrix(self, node: MatFill | MatLoad | MatMulAdd | MatConvert) -> int:
+    def matrix(self, node: MatFill | MatLoad | MatMulAdd | MatConvert | TensorLoad | MatMap) -> int:
         match node:
             case MatFill():
                 return matrix.emit_fill(self.ctx, node)
@@ -297,10 +304,16 @@ class _Emitter:
                 return matrix.emit_mul_add(self.ctx, node)
             case MatConvert():
                 return matrix.emit_convert(self.ctx, node)
+            case TensorLoad():
+                return self.tensors.load(node)
+            case MatMap():
+                return emit_map(self.ctx, self.memories, node, self.region)
             case _:
                 assert_never(node)
 
-    def statement(self, node: Store | AtomicAdd | MatStore | Barrier | For | If) -> None:
+    def statement(
+        self, node: Store | AtomicAdd | MatStore | TensorStore | Barrier | For | If
+    ) -> None:
         match node:
             case Store():
                 self.memories.store(node)
@@ -308,6 +321,8 @@ class _Emitter:
                 self.memories.atomic_add(node)
             case MatStore():
                 matrix.emit_store(self.ctx, self.memories, node)
+            case TensorStore():
+                self.tensors.store(node)
             case Barrier():
                 self.barrier(node)
             case For():
@@ -341,5 +356,5 @@ def _coherent_buffers(kernel: Kernel) -> frozenset[Buffer]:
         memory = walk.memory_of(node)
         has_barrier = has_barrier or isinstance(node, Barrier)
         if isinstance(memory, Buffer):
-            (read if isinstance(node, Load | MatLoad) else written).add(memory)
+            (read if isinstance(node, Load | MatLoad | TensorLoad) else written).add(memory)
     return frozenset(read & written) if has_barrier else frozenset()

@@ -14,6 +14,7 @@ MAGIC = 0x07230203
 class Op(IntEnum):
     """Instructions."""
 
+    Undef = 1
     Source = 3
     Name = 5
     MemberName = 6
@@ -41,6 +42,7 @@ class Op(IntEnum):
     ConstantComposite = 44
     ConstantNull = 46
     Function = 54
+    FunctionParameter = 55
     FunctionEnd = 56
     Variable = 59
     Load = 61
@@ -111,6 +113,7 @@ class Op(IntEnum):
     Branch = 249
     BranchConditional = 250
     Return = 253
+    ReturnValue = 254
     GroupNonUniformAny = 335
     GroupNonUniformShuffleXor = 346
     GroupNonUniformIAdd = 349
@@ -133,6 +136,16 @@ class Op(IntEnum):
     CooperativeMatrixLoadKHR = 4457
     CooperativeMatrixStoreKHR = 4458
     CooperativeMatrixMulAddKHR = 4459
+    CooperativeMatrixLoadTensorNV = 5367
+    CooperativeMatrixStoreTensorNV = 5368
+    CooperativeMatrixPerElementOpNV = 5369
+    TypeTensorLayoutNV = 5370
+    TypeTensorViewNV = 5371
+    CreateTensorLayoutNV = 5372
+    TensorLayoutSetDimensionNV = 5373
+    TensorLayoutSetStrideNV = 5374
+    TensorLayoutSliceNV = 5375
+    CreateTensorViewNV = 5377
     AtomicFAddEXT = 6035
 
 
@@ -159,6 +172,9 @@ class Capability(IntEnum):
     BFloat16CooperativeMatrixKHR = 5118
     VulkanMemoryModel = 5345
     PhysicalStorageBufferAddresses = 5347
+    CooperativeMatrixPerElementOperationsNV = 5432
+    CooperativeMatrixTensorAddressingNV = 5433
+    TensorAddressingNV = 5439
     CooperativeMatrixKHR = 6022
     AtomicFloat32AddEXT = 6033
     AtomicFloat64AddEXT = 6034
@@ -290,6 +306,19 @@ class FPEncoding(IntEnum):
     """Operand kind FPEncoding."""
 
     BFloat16KHR = 0
+
+
+class TensorClampMode(IntEnum):
+    """Operand kind TensorClampMode."""
+
+    Undefined = 0
+    Constant = 1
+
+
+class TensorAddressingOperands(IntEnum):
+    """Operand kind TensorAddressingOperands."""
+
+    TensorView = 1
 
 
 class Glsl(IntEnum):

@@ -9,12 +9,12 @@ Buffers are reached in one of two ways, the target's choice:
 
 Vectors: device addresses take a vector at any element. A descriptor gives one typed view per width,
 which starts at multiples of it. Shared arrays whose vector accesses are all aligned are declared as
-arrays of vectors. Elsewhere lanes are accessed one by one.
+arrays of vectors. Elsewhere lanes are accessed one by one; raw words are always accessed whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import final
 
@@ -33,7 +33,10 @@ from vkjit.lowering.kernel.types import (
     ScalarType,
     Scratch,
     Space,
+    Type,
     VecType,
+    lanes_of,
+    scalar_of,
 )
 from vkjit.lowering.spirv.alignment import Multiples, shared_widths
 from vkjit.lowering.spirv.arithmetic import extract, uniform
@@ -71,7 +74,8 @@ class Memories:
         self._multiples = multiples
         self._addressed = ctx.target.addressing is Addressing.DEVICE_ADDRESS
         self._bases: dict[Memory, int] = {}
-        self._views: dict[tuple[Buffer, int], int] = {}
+        self._views: dict[tuple[Buffer, Type], int] = {}
+        self._pushed = 0
         self._widths = shared_widths(ctx.kernel, multiples)
 
     def declare(self) -> None:
@@ -86,7 +90,7 @@ class Memories:
                 pointer = self._scratch_pointer(scratch)
                 self._bases[scratch] = module.global_variable(pointer, StorageClass.Workgroup)
         if self._addressed and self._ctx.kernel.buffers:
-            self._load_addresses()
+            self._load_addresses(self._ctx.kernel.buffers)
         for memory, base in self._bases.items():
             module.name(base, memory.name)
 
@@ -97,36 +101,50 @@ class Memories:
         array = module.unique(Op.TypeArray, self._ctx.type(type_), length)
         return module.pointer(_storage(scratch, addressed=self._addressed), array)
 
-    def _load_addresses(self) -> None:
-        """Reads the argument table whose address is pushed."""
+    @contextmanager
+    def function(self, buffers: Sequence[Buffer]) -> Generator[None]:
+        """Inside a function of its own ``buffers`` are reached by addresses read there again."""
+        outer, self._bases = self._bases, {}
+        if self._addressed and buffers:
+            self._load_addresses(buffers)
+        try:
+            yield
+        finally:
+            self._bases = outer
+
+    def _load_addresses(self, wanted: Sequence[Buffer]) -> None:
+        """Reads the addresses of some buffers from the argument table whose address is pushed."""
         module, buffers = self._ctx.module, self._ctx.kernel.buffers
         module.require(Capability.PhysicalStorageBufferAddresses)
         module.addressing = AddressingModel.PhysicalStorageBuffer64
         physical = StorageClass.PhysicalStorageBuffer
-        types = tuple(module.pointer(physical, self._block(b, 1)) for b in buffers)
+        types = tuple(module.pointer(physical, self._block(b, b.elem)) for b in buffers)
         read_only = (Decoration.NonWritable,)
         table = module.block(types, tuple(8 * i for i in range(len(types))), read_only)
         table_pointer = module.pointer(physical, table)
         pushed = module.pointer(StorageClass.PushConstant, module.block((table_pointer,), (0,)))
-        variable = module.global_variable(pushed, StorageClass.PushConstant)
+        if not self._pushed:
+            self._pushed = module.global_variable(pushed, StorageClass.PushConstant)
         member = module.pointer(StorageClass.PushConstant, table_pointer)
-        chain = module.value(Op.AccessChain, member, variable, module.uint(0))
+        chain = module.value(Op.AccessChain, member, self._pushed, module.uint(0))
         address = module.value(Op.Load, table_pointer, chain)
         for i, (buffer, type_) in enumerate(zip(buffers, types, strict=True)):
+            if buffer not in wanted:
+                continue
             pointer = module.pointer(physical, type_)
             entry = module.value(Op.AccessChain, pointer, address, module.uint(i))
             self._bases[buffer] = module.value(Op.Load, type_, entry, MemoryAccess.Aligned, 8)
 
-    def _block(self, buffer: Buffer, lanes: int) -> int:
-        """The struct around the unsized array of a buffer."""
+    def _block(self, buffer: Buffer, type_: ScalarType | VecType) -> int:
+        """The struct around the unsized array of ``type_`` that shows a buffer."""
         ctx, elem = self._ctx, buffer.elem
         if elem.bits in STORAGE:
             ctx.module.require(STORAGE[elem.bits])
         if self._addressed:
             # The rules for 8 and 16 bit types forbid to hold and cast pointers to them, too.
             ctx.need_arithmetic(elem)
-        type_ = VecType(elem, lanes) if lanes > 1 else elem
-        array = ctx.module.runtime_array(ctx.type(type_, arithmetic=False), elem.bytes * lanes)
+        nbytes = scalar_of(type_).bytes * lanes_of(type_)
+        array = ctx.module.runtime_array(ctx.type(type_, arithmetic=False), nbytes)
         decorations: list[Decoration] = []
         if buffer.access is Access.READ:
             decorations.append(Decoration.NonWritable)
@@ -134,18 +152,20 @@ class Memories:
             decorations.append(Decoration.Coherent)
         return ctx.module.block((array,), (0,), tuple(decorations))
 
-    def _view(self, buffer: Buffer, lanes: int) -> int:
-        """The storage buffer variable that shows ``buffer`` as vectors of ``lanes``."""
-        found = self._views.get((buffer, lanes))
+    def _view(self, buffer: Buffer, type_: ScalarType | VecType) -> int:
+        """The storage buffer variable that shows ``buffer`` as elements of ``type_``."""
+        found = self._views.get((buffer, type_))
         if found is None:
             module = self._ctx.module
-            pointer = module.pointer(StorageClass.StorageBuffer, self._block(buffer, lanes))
+            pointer = module.pointer(StorageClass.StorageBuffer, self._block(buffer, type_))
             found = module.global_variable(pointer, StorageClass.StorageBuffer)
-            self._views[buffer, lanes] = found
+            self._views[buffer, type_] = found
             module.decorate(found, Decoration.DescriptorSet, 0)
             module.decorate(found, Decoration.Binding, self._ctx.kernel.buffers.index(buffer))
             module.decorate(found, Decoration.Aliased)
-            module.name(found, buffer.name if lanes == 1 else f"{buffer.name}_x{lanes}")
+            words = "" if scalar_of(type_) is buffer.elem else "_words"
+            lanes = f"_x{type_.lanes}" if isinstance(type_, VecType) else ""
+            module.name(found, f"{buffer.name}{words}{lanes}")
         return found
 
     # -- pointers ---------------------------------------------------------------------------------
@@ -163,7 +183,7 @@ class Memories:
                 lane = module.value(Op.BitwiseAnd, self._ctx.type(index_type), index, last)
                 steps = (self._row(index, width), lane)
             return module.value(Op.AccessChain, pointer, self._bases[memory], *steps)
-        base = self._bases[memory] if self._addressed else self._view(memory, 1)
+        base = self._bases[memory] if self._addressed else self._view(memory, memory.elem)
         return module.value(Op.AccessChain, pointer, base, module.uint(0), index)
 
     def _row(self, index: int, lanes: int) -> int:
@@ -172,6 +192,20 @@ class Memories:
         shift = uniform(self._ctx, index_type, lanes.bit_length() - 1)
         id_type = self._ctx.type(index_type)
         return self._ctx.module.value(Op.ShiftRightLogical, id_type, index, shift)
+
+    def matrix(self, memory: Memory, index: Value, stride: Value) -> tuple[int, int]:
+        """A pointer to a matrix and its stride, in elements or vectors as the memory is made of."""
+        position, step, width = (
+            self._ctx.use(index),
+            self._ctx.use(stride),
+            self._widths.get(memory),
+        )
+        if width is None:
+            return self.pointer(memory, position), step
+        type_ = self._ctx.type(VecType(memory.elem, width))
+        pointer = self._ctx.module.pointer(_storage(memory, addressed=self._addressed), type_)
+        row, rows = self._row(position, width), self._row(step, width)
+        return self._ctx.module.value(Op.AccessChain, pointer, self._bases[memory], row), rows
 
     def alignment(self, memory: Memory, index: Value, nbytes: int) -> int:
         """The known alignment in bytes of an access of ``nbytes`` at ``index``: a power of two.
@@ -245,11 +279,19 @@ class Memories:
             return self._ctx.module.value(Op.Load, spirv_type, pointer, *operands)
         index_type = node.index.type
         assert isinstance(index_type, ScalarType)
+        self._check_lanes(node.memory, type_)
         lanes = [
             self._load_scalar(node.memory, self._plus(position, index_type, lane))
             for lane in range(type_.lanes)
         ]
         return self._ctx.module.value(Op.CompositeConstruct, self._ctx.type(type_), *lanes)
+
+    def _check_lanes(self, memory: Memory, type_: VecType) -> None:
+        if type_.elem is not memory.elem:
+            raise InternalError(
+                f"spirv: {type_} in {memory.name} of {memory.elem} in kernel "
+                f"{self._ctx.kernel.name}: expected an index known to be aligned to raw words"
+            )
 
     def _vector_pointer(
         self, memory: Memory, type_: VecType, index: Value, position: int
@@ -266,12 +308,13 @@ class Memories:
         if self._addressed:
             pointer = module.pointer(StorageClass.PhysicalStorageBuffer, spirv_type)
             return module.value(Op.Bitcast, pointer, self.pointer(memory, position))
-        is_view = type_.lanes in (2, 4) and self._multiples.of(index) >= type_.lanes
-        if not is_view or memory.length % type_.lanes:
+        lanes = type_.lanes * type_.elem.bytes // memory.elem.bytes
+        is_view = type_.lanes in (2, 4) and self._multiples.of(index) >= lanes
+        if not is_view or (memory.length % lanes and type_.elem is memory.elem):
             return None
-        row = self._row(position, type_.lanes)
+        row = self._row(position, lanes)
         pointer = module.pointer(StorageClass.StorageBuffer, spirv_type)
-        view = self._view(memory, type_.lanes)
+        view = self._view(memory, type_)
         return module.value(Op.AccessChain, pointer, view, module.uint(0), row)
 
     def _load_lanes(self, node: Load, type_: VecType) -> int:
@@ -347,6 +390,7 @@ class Memories:
 
     def _store_lanes(self, node: Store, type_: VecType) -> None:
         vector = self._ctx.use(node.value)
+        self._check_lanes(node.memory, type_)
         for lane in range(type_.lanes):
             position = self._lane_index(node.index, lane)
             value = extract(self._ctx, vector, type_.elem, lane)

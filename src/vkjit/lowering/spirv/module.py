@@ -59,6 +59,7 @@ class Module:
         self.modes: list[tuple[ExecutionMode, tuple[int, ...]]] = []
         self.interface: list[int] = []
         self.body: list[int] = []
+        self.functions: list[int] = []
         self._bound = 1
         self._debug: list[int] = []
         self._names: list[int] = []
@@ -208,7 +209,7 @@ class Module:
             _append(head, Op.ExecutionMode, self.entry, mode, *operands)
         sections = (head, self._debug, self._names, self._decorations, self._declarations)
         joined = array("I", (MAGIC, VERSION, 0, self._bound, 0))
-        for section in (*sections, self.body):
+        for section in (*sections, self.body, self.functions):
             joined.extend(section)
         return joined
 
