@@ -156,6 +156,10 @@ class Builder:
             type_ = VecType(memory.elem, lanes) if lanes > 1 else memory.elem
         return self._add(Load(memory, index, type_, mask))
 
+    def load_words(self, memory: Memory, index: Value, lanes: int) -> Value:
+        """Reads ``lanes`` raw 32-bit words from the element ``index``, aligned to all of them."""
+        return self._add(Load(memory, index, VecType(I32, lanes)))
+
     def store(self, memory: Memory, index: Value, value: Value, mask: Value | None = None) -> None:
         """Writes a scalar or vector; a vector ``index`` scatters."""
         self._append(Store(memory, index, value, mask))

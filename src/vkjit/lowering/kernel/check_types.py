@@ -39,6 +39,7 @@ from vkjit.lowering.kernel.types import (
     BF16,
     I1,
     I16,
+    I32,
     Access,
     BinOp,
     Buffer,
@@ -245,7 +246,7 @@ def access_fault(node: Accessing, index_type: ScalarType) -> str | None:
     if node.memory.elem is I1:
         return f"{node.memory.name} holds i1, expected i8"
     value = node.type if isinstance(node, Load | MatLoad | TensorLoad) else node.value.type
-    if not _held(value, node.memory.elem):
+    if not _held(value, node.memory.elem) and not _raw(node, value):
         return f"{value} in {node.memory.name}, which holds {node.memory.elem}"
     if isinstance(node, MatLoad | MatStore):
         fits = isinstance(value, MatType) and node.stride.type is index_type
@@ -268,6 +269,21 @@ def _held(value: Type, elem: ScalarType) -> bool:
     """Whether memory of ``elem`` holds ``value``; legalized memory holds bf16 matrices as bits."""
     bits = isinstance(value, MatType) and (value.elem, elem) == (BF16, I16)
     return bits or scalar_of(value) is elem
+
+
+def _raw(node: Accessing, value: Type) -> bool:
+    """Whether memory is read or written as raw words: by vectors of them, or as a matrix."""
+    match node:
+        case MatLoad() | MatStore():
+            return node.memory.elem is I32 and scalar_of(value).bits <= I32.bits
+        case Load() | Store():
+            whole = node.mask is None and isinstance(node.index.type, ScalarType)
+            words = isinstance(value, VecType) and value.elem is I32
+            return whole and words and node.memory.elem.bits < I32.bits
+        case AtomicAdd() | TensorLoad() | TensorStore():
+            return False
+        case _:
+            assert_never(node)
 
 
 def _tensor(node: TensorLoad | TensorStore, value: Type, index_type: ScalarType) -> str | None:

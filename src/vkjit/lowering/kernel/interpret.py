@@ -17,7 +17,7 @@ import numpy as np
 from vkjit.errors import InternalError
 from vkjit.lowering.kernel import interpret_ops as ops
 from vkjit.lowering.kernel.interpret_matrix import Groups, mat_type
-from vkjit.lowering.kernel.interpret_memory import Bank, flat, scratch_bank
+from vkjit.lowering.kernel.interpret_memory import Bank, flat, scratch_bank, seen_index
 from vkjit.lowering.kernel.interpret_ops import DTYPES, Array
 from vkjit.lowering.kernel.nodes import (
     AtomicAdd,
@@ -197,10 +197,11 @@ class _Chunk:
                 self._if(node, mask)
             case Store():
                 active = self._active(mask, node.mask, node.value.type)
-                index = self._addresses(node.index, node.value.type)
-                self._bank(node.memory).store(index, self._env[node.value], active, self._who)
+                index = self._addresses(node.memory, node.index, node.value.type)
+                bank = self._bank(node.memory, node.value.type)
+                bank.store(index, self._env[node.value], active, self._who)
             case AtomicAdd():
-                self._bank(node.memory).atomic_add(
+                self._banks[node.memory].atomic_add(
                     self._env[node.index], self._env[node.value], mask, self._total
                 )
             case MatStore() | TensorStore():
@@ -283,8 +284,8 @@ class _Chunk:
                 return ops.unary(node.op, env[node.x])
             case Load():
                 active = self._active(mask, node.mask, node.type)
-                index = self._addresses(node.index, node.type)
-                return self._bank(node.memory).load(index, active, self._who)
+                index = self._addresses(node.memory, node.index, node.type)
+                return self._bank(node.memory, node.type).load(index, active, self._who)
             case Const():
                 return _constant(node)
             case Select():
@@ -375,11 +376,11 @@ class _Chunk:
 
     # -- memory ---------------------------------------------------------------------------------
 
-    def _bank(self, memory: Memory) -> Bank:
-        return self._banks[memory]
+    def _bank(self, memory: Memory, type_: Type) -> Bank:
+        return self._banks[memory].seen_as(scalar_of(type_))
 
-    def _addresses(self, index: Value, type_: Type) -> Array:
-        found = self._env[index]
+    def _addresses(self, memory: Memory, index: Value, type_: Type) -> Array:
+        found = seen_index(self._env[index], memory, scalar_of(type_))
         if isinstance(type_, VecType) and not isinstance(index.type, VecType):
             return found[:, np.newaxis] + np.arange(type_.lanes, dtype=found.dtype)
         return found

@@ -12,7 +12,7 @@ from typing import assert_never, final
 import numpy as np
 
 from vkjit.errors import InternalError
-from vkjit.lowering.kernel.interpret_memory import Bank
+from vkjit.lowering.kernel.interpret_memory import Bank, seen_index
 from vkjit.lowering.kernel.interpret_ops import DTYPES, Array
 from vkjit.lowering.kernel.nodes import (
     MatConvert,
@@ -79,7 +79,7 @@ class Groups:
                 return np.broadcast_to(x[:, np.newaxis, np.newaxis], shape)
             case MatLoad() | TensorLoad():
                 where, active, owners = self._places(node, type_, env, mask)
-                bank = _of_groups(banks[node.memory], owners)
+                bank = _of_groups(banks[node.memory].seen_as(type_.elem), owners)
                 made = bank.load(where, active, self.who[owners])
                 return made.reshape(len(where), type_.rows, type_.cols)
             case MatMulAdd():
@@ -94,7 +94,7 @@ class Groups:
         type_ = mat_type(node.value.type)
         where, active, owners = self._places(node, type_, env, mask)
         value = env[node.value].reshape(-1, where.shape[1])
-        bank = _of_groups(banks[node.memory], owners)
+        bank = _of_groups(banks[node.memory].seen_as(type_.elem), owners)
         bank.store(where, np.broadcast_to(value, where.shape), active, self.who[owners])
 
     def elements(self, node: MatMap, env: Env, mask: Mask) -> tuple[Env, Array]:
@@ -149,8 +149,10 @@ class Groups:
         return where, active, owners
 
     def _strided(self, node: MatLoad | MatStore, type_: MatType, env: Env, mask: Mask) -> Array:
-        index = self._wide(node.index, type_, env, mask)
-        stride = self._wide(node.stride, type_, env, mask)
+        index, stride = (
+            seen_index(self._wide(v, type_, env, mask), node.memory, type_.elem)
+            for v in (node.index, node.stride)
+        )
         row, column = np.arange(type_.rows)[:, np.newaxis], np.arange(type_.cols)
         if node.layout is MatLayout.COLUMN:
             row, column = column, row

@@ -93,6 +93,15 @@ class Bank:
         self.data = data
         self.rows = rows
         self.races = races
+        self._per = max(1, memory.elem.bytes // data.dtype.itemsize)
+
+    def seen_as(self, elem: ScalarType) -> Bank:
+        """The same memory as elements of another type, as far as it holds whole ones."""
+        own = self.memory.elem
+        if elem is own:
+            return self
+        whole = self.data.shape[-1] * own.bytes // elem.bytes * elem.bytes // own.bytes
+        return Bank(self.memory, self.data[..., :whole].view(DTYPES[elem]), self.rows, self.races)
 
     def load(self, index: Array, active: Array | None, who: Array) -> Array:
         """Elements at ``index`` (invocations, or invocations by lanes); 0 where not active."""
@@ -104,7 +113,8 @@ class Bank:
         else:
             rows, safe = self._with_rows(safe)
             if self.races is not None:
-                self.races.read(*_picked((rows, safe, _beside(who, safe)), active, safe.shape))
+                touched = (rows, safe // self._per, _beside(who, safe))
+                self.races.read(*_picked(touched, active, safe.shape))
             made = self.data[rows, safe]
         if active is None:
             return made
@@ -118,7 +128,7 @@ class Bank:
             rows, safe = self._with_rows(safe)
             parts = _picked((rows, safe, _beside(who, safe), value), active, safe.shape)
             if self.races is not None:
-                self.races.write(*parts[:3])
+                self.races.write(parts[0], parts[1] // self._per, parts[2])
             self.data[parts[0], parts[1]] = parts[3]
             return
         shape = np.broadcast_shapes(safe.shape, value.shape)
@@ -145,7 +155,7 @@ class Bank:
             raise InternalError(f"{what}: buffer {self.memory.name} is read only")
 
     def _checked(self, what: str, index: Array, active: Array | None) -> Array:
-        length = self.memory.length
+        length = self.data.shape[-1]
         if index.size == 0 or (index.min() >= 0 and index.max() < length):
             return index
         outside = (index < 0) | (index >= length)
@@ -162,6 +172,16 @@ class Bank:
         rows = _beside(self.rows, index)
         shape = np.broadcast_shapes(rows.shape, index.shape)
         return np.broadcast_to(rows, shape), np.broadcast_to(index, shape)
+
+
+def seen_index(index: Array, memory: Memory, elem: ScalarType) -> Array:
+    """An index that counts elements of ``memory``, in elements of type ``elem``."""
+    own = memory.elem.bytes
+    if own == elem.bytes:
+        return index
+    if (index * own % elem.bytes).any():
+        raise InternalError(f"{memory.name} as {elem}: an index is not a whole number of them")
+    return index * own // elem.bytes
 
 
 def _beside(per_invocation: Array, index: Array) -> Array:

@@ -35,7 +35,10 @@ class MatFill(Value):
 
 @final
 class MatLoad(Value):
-    """A cooperative matrix read from ``memory``; ``stride`` is in elements."""
+    """A cooperative matrix read from ``memory``; ``stride`` is in elements of it.
+
+    Memory of ``i32`` holds matrices of any type as raw words; rows then start at whole words.
+    """
 
     __slots__ = ("index", "layout", "memory", "stride")
 
@@ -75,7 +78,7 @@ class MatConvert(Value):
 
 @final
 class MatStore:
-    """Writes a cooperative matrix to ``memory``; ``stride`` is in elements."""
+    """Writes a cooperative matrix to ``memory``, as ``MatLoad`` reads it."""
 
     __slots__ = ("index", "layout", "memory", "stride", "value")
 

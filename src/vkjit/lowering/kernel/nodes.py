@@ -165,7 +165,8 @@ class Load(Value):
     """Elements of ``memory``.
 
     A scalar index with a vector type reads consecutive elements from ``index``; a vector index
-    gathers. Where ``mask`` (``i1`` per lane) is false nothing is read and the lane is 0.
+    gathers. Where ``mask`` (``i1`` per lane) is false nothing is read and the lane is 0. A vector
+    of ``i32`` reads any narrower number as raw words, at an index aligned to the whole vector.
     """
 
     __slots__ = ("index", "mask", "memory")

@@ -69,11 +69,11 @@ def emit_store(ctx: Context, memories: Memories, node: MatStore) -> None:
 
 def _place(ctx: Context, memories: Memories, node: MatLoad | MatStore) -> list[int]:
     """Pointer, layout, stride and memory operands, as both instructions want them."""
-    pointer = memories.pointer(node.memory, ctx.use(node.index))
+    pointer, stride = memories.matrix(node.memory, node.index, node.stride)
     layout = ctx.module.uint(_LAYOUTS[node.layout])
     alignment = memories.alignment(node.memory, node.index, 16)
     operands = memories.operands(node.memory, alignment)
-    return [pointer, layout, ctx.use(node.stride), *operands]
+    return [pointer, layout, stride, *operands]
 
 
 def emit_mul_add(ctx: Context, node: MatMulAdd) -> int:
