@@ -209,21 +209,6 @@ def test_memory_in_use_is_not_overwritten_by_the_host(vulkan):
         np.testing.assert_array_equal(download(vulkan, found), values(seed) * 6 + 2)
 
 
-def test_transfers_through_staging(fresh, monkeypatch: pytest.MonkeyPatch):
-    """What a device does whose memory the host cannot see, in more chunks than stages."""
-    from vkjit.runtime.vulkan import device as module  # noqa: PLC0415  needs a Vulkan loader
-
-    monkeypatch.setattr(module, "_CHUNK", 4096)
-    device = fresh(Addressing.DESCRIPTOR)
-    monkeypatch.setattr(device.memory, "_map", lambda memory: 0)
-    x = values()
-    buffer = device.upload(x)
-    assert buffer.span.mapped == 0
-    np.testing.assert_array_equal(download(device, buffer), x)
-    (y,) = device.load(chain({1})).run([buffer])
-    np.testing.assert_array_equal(download(device, y), x * 6 + 2)
-
-
 # -- life -----------------------------------------------------------------------------------------
 
 

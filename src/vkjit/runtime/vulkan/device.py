@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, cast, final
+from typing import cast, final
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from vkjit.errors import DeviceError, InternalError
+from vkjit.errors import DeviceError, InternalError, OutOfMemoryError
 from vkjit.lowering.artifact import Plan
 from vkjit.lowering.target import Addressing
 from vkjit.runtime.device import Device, DeviceBuffer, HostArray, MemoryStats
 from vkjit.runtime.vulkan.buffer import VulkanBuffer
 from vkjit.runtime.vulkan.features import Capabilities, query
-from vkjit.runtime.vulkan.ffi import Handle, check, ffi
+from vkjit.runtime.vulkan.ffi import Handle, check
 from vkjit.runtime.vulkan.instance import Instance
 from vkjit.runtime.vulkan.loaded import Recording, VulkanLoaded
 from vkjit.runtime.vulkan.logical import LogicalDevice
-from vkjit.runtime.vulkan.memory import Heap, MemoryKind, Span, has_unified_memory
+from vkjit.runtime.vulkan.memory import Heap, Span, array_heap
+from vkjit.runtime.vulkan.memory_types import MemoryKind, has_memory
 from vkjit.runtime.vulkan.pipeline import Pipelines
-from vkjit.runtime.vulkan.queue import Place, Queue
+from vkjit.runtime.vulkan.queue import Queue
+from vkjit.runtime.vulkan.transfers import Transfers
 
-_CHUNK = 16 << 20  # bytes of one staging copy
-_STAGES = 2
+_SMALL = 64 << 10  # bytes that the host writes into device memory faster than it submits a copy
+_SMALL_CEILING = 64 << 20  # mapped device memory can be as little as 256 MiB
 
 
 @final
@@ -49,17 +52,25 @@ class VulkanDevice(Device):
             instance, physical, known.family, known.chain, list(known.extensions)
         )
         self.queue = Queue(self.logical, spin=not known.is_software)
-        self._unified = has_unified_memory(self.logical)
+        self._unified = has_memory(self.logical, MemoryKind.UNIFIED)
         kind = MemoryKind.UNIFIED if self._unified else MemoryKind.DEVICE
-        self.memory = Heap(self.logical, known, kind)
+        self.memory = array_heap(self.logical, known, kind)
+        self._small = self._small_heap()
         self.tables = Heap(self.logical, known, MemoryKind.TABLE)
-        self._staging_heap = Heap(self.logical, known, MemoryKind.STAGING)
-        self._staging: list[Span] = []
+        self._transfers = Transfers(self.logical, known, self.queue, self.lock)
         self.pipelines = Pipelines(self.logical, known)
         # Also when the process ends without closing the device.
         weakref.finalize(self, self.pipelines.save)
         self._loaded: weakref.WeakSet[VulkanLoaded] = weakref.WeakSet()
         self._retired: deque[Recording] = deque()
+
+    def _small_heap(self) -> Heap | None:
+        """Memory for small arrays that the host writes without a submission, if there is any."""
+        if self._unified:
+            return self.memory
+        if not has_memory(self.logical, MemoryKind.DIRECT):
+            return None
+        return Heap(self.logical, self.capabilities, MemoryKind.DIRECT, _SMALL_CEILING)
 
     # -- buffers ----------------------------------------------------------------------------------
 
@@ -72,7 +83,7 @@ class VulkanDevice(Device):
     def give(self, span: Span) -> None:
         """Takes memory back that anything submitted so far may use."""
         if not self.closed:
-            self.memory.give(span, self.queue.submitted)
+            span.block.heap.give(span, self.queue.submitted)
 
     def allocate(self, nbytes: int) -> VulkanBuffer:
         """Uninitialised memory, aligned to 256 bytes."""
@@ -80,23 +91,23 @@ class VulkanDevice(Device):
         return VulkanBuffer(self, self.memory.take(nbytes), nbytes, 0)
 
     def upload(self, array: HostArray) -> VulkanBuffer:
-        """A copy of a C-contiguous array."""
+        """A copy of a C-contiguous array, which may lie in a mapped file."""
         if not array.flags.c_contiguous:
             raise InternalError(
                 f"{self.name}: upload of {array.dtype}{list(array.shape)}, not contiguous"
             )
-        buffer = self.allocate(array.nbytes)
-        if array.nbytes == 0:
-            return buffer
-        source = ffi.from_buffer("char[]", array.reshape(-1).view(np.uint8))
-        span = buffer.span
-        if span.mapped:
-            # The device may still be at work on this memory for its former owner.
-            self.queue.wait(span.busy)
-            ffi.memmove(ffi.cast("char *", span.mapped), source, array.nbytes)
-        else:
-            buffer.written = self._stage_in(source, span, array.nbytes)
+        self._require_open()
+        buffer = VulkanBuffer(self, self._span_for_upload(array.nbytes), array.nbytes, 0)
+        if array.nbytes:
+            buffer.written = self._transfers.write(array.ctypes.data, buffer.span, array.nbytes)
         return buffer
+
+    def _span_for_upload(self, nbytes: int) -> Span:
+        """Memory that the host can write at once, for a small array where there is such memory."""
+        if nbytes <= _SMALL and self._small is not None:
+            with contextlib.suppress(OutOfMemoryError):
+                return self._small.take_finished(nbytes, self.queue.finished())
+        return self.memory.take(nbytes)
 
     def download(self, buffer: DeviceBuffer, dtype: DTypeLike, shape: tuple[int, ...]) -> HostArray:
         """A copy of the first elements, once they are written."""
@@ -108,60 +119,9 @@ class VulkanDevice(Device):
             )
         result = np.empty(size, np.uint8)
         if size:
-            target = ffi.from_buffer("char[]", result, require_writable=True)
             self.queue.wait(owned.written)
-            if owned.span.mapped:
-                ffi.memmove(target, ffi.cast("char *", owned.span.mapped), size)
-            else:
-                self._stage_out(owned.span, target, size)
+            self._transfers.read(owned.span, result.ctypes.data, size)
         return cast(HostArray, result.view(kind).reshape(shape))
-
-    def _stages(self) -> list[Span]:
-        """Staging memory, made at the first transfer."""
-        while len(self._staging) < _STAGES:
-            self._staging.append(self._staging_heap.take(_CHUNK))
-        return self._staging
-
-    def _stage_in(self, source: Any, span: Span, size: int) -> int:
-        """Copies host bytes to the device in chunks; the host fills one while one is copied."""
-        with self.lock:
-            value = 0
-            for turn, start in enumerate(range(0, size, _CHUNK)):
-                stage = self._stages()[turn % _STAGES]
-                self.queue.wait(stage.busy)
-                length = min(_CHUNK, size - start)
-                ffi.memmove(ffi.cast("char *", stage.mapped), source + start, length)
-                value = self._transfer(_place(stage), _place(span, start), length, "upload")
-                stage.busy = value
-            return value
-
-    def _stage_out(self, span: Span, target: Any, size: int) -> None:
-        """Copies device bytes to the host in chunks; one is copied while the host reads one."""
-        with self.lock:
-            pending: list[tuple[Span, int, int]] = []
-            for turn, start in enumerate(range(0, size, _CHUNK)):
-                if len(pending) == _STAGES:
-                    self._read_stage(*pending.pop(0), target)
-                stage = self._stages()[turn % _STAGES]
-                self.queue.wait(stage.busy)
-                length = min(_CHUNK, size - start)
-                stage.busy = self._transfer(_place(span, start), _place(stage), length, "download")
-                pending.append((stage, start, length))
-            for stage, start, length in pending:
-                self._read_stage(stage, start, length, target)
-
-    def _read_stage(self, stage: Span, start: int, length: int, target: Any) -> None:
-        self.queue.wait(stage.busy)
-        ffi.memmove(target + start, ffi.cast("char *", stage.mapped), length)
-
-    def _transfer(self, source: Place, target: Place, size: int, label: str) -> int:
-        commands = self.queue.borrow()
-        commands.begin()
-        commands.copy(source, target, size)
-        commands.end()
-        value = self.queue.submit(commands, label)
-        self.queue.give(commands, value)
-        return value
 
     # -- plans ------------------------------------------------------------------------------------
 
@@ -196,10 +156,12 @@ class VulkanDevice(Device):
     # -- accounts ---------------------------------------------------------------------------------
 
     def memory_stats(self) -> MemoryStats:
-        """Arrays and arenas of this process; the limit is what the driver had free at the start."""
-        memory = self.memory
-        pooled = memory.reserved - memory.live
-        return MemoryStats(memory.live, memory.peak, pooled, memory.limit)
+        """Arrays and arenas of this process; the limit is what the driver allows it now."""
+        heaps = {self.memory, self._small} - {None}
+        live = sum(heap.live for heap in heaps if heap)
+        peak = sum(heap.peak for heap in heaps if heap)
+        pooled = sum(heap.reserved for heap in heaps if heap) - live
+        return MemoryStats(live, peak, pooled, self.memory.limit)
 
     def describe(self) -> str:
         """Hardware, driver, limits, and the features that are used and those that are not."""
@@ -264,8 +226,10 @@ class VulkanDevice(Device):
             check(functions.vkDeviceWaitIdle(handle), "vkDeviceWaitIdle")
             self.pipelines.close()
             self.queue.close()
-            for heap in (self.memory, self.tables, self._staging_heap):
-                heap.close()
+            self._transfers.close()
+            for heap in (self.memory, self._small, self.tables):
+                if heap is not None:
+                    heap.close()
             self.logical.close()
         if self.logical.instance.validation:
             self.logical.instance.raise_messages("closing the device")
@@ -273,7 +237,3 @@ class VulkanDevice(Device):
     def _require_open(self) -> None:
         if self.closed:
             raise DeviceError(f"{self.name}: the device is closed")
-
-
-def _place(span: Span, start: int = 0) -> Place:
-    return span.block.buffer, span.offset + start

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, final
+from typing import final
 
-from vkjit.errors import OutOfMemoryError
-from vkjit.runtime.vulkan.features import BUDGET_EXTENSION, Capabilities
+from vkjit.errors import DeviceError, OutOfMemoryError
+from vkjit.runtime.vulkan.features import Capabilities
 from vkjit.runtime.vulkan.ffi import NULL, Handle, check, constants, ffi, result_name, struct
 from vkjit.runtime.vulkan.logical import LogicalDevice
+from vkjit.runtime.vulkan.memory_types import (
+    MemoryKind,
+    asked_limit,
+    budget,
+    is_cached,
+    is_mapped,
+    memory_type,
+)
 
 ALIGNMENT = 256
-_BLOCK_BYTES = 64 << 20
+_SMALLEST_BLOCK = 64 << 20
+_LARGEST_BLOCK = 1 << 30  # of several arrays; a larger array has a block of its own
+_GROWTH = 4  # a new block is as large as this part of all before, within the two bounds
+_GRANULE = 2 << 20  # blocks are multiples of the device's large pages
 _USAGE: int = (
     constants.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT
     | constants.VK_BUFFER_USAGE_TRANSFER_SRC_BIT
@@ -28,24 +38,12 @@ _USAGE: int = (
 # The package's names of these two have no value.
 _SHADER_ADDRESS = 0x20000  # VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT
 _ALLOCATE_ADDRESS = 2  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT
-_LOCAL: int = constants.VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT
-_VISIBLE: int = (
-    constants.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | constants.VK_MEMORY_PROPERTY_HOST_COHERENT_BIT
-)
-_CACHED: int = constants.VK_MEMORY_PROPERTY_HOST_CACHED_BIT
-_OUT_OF_MEMORY = (
+_MEMORY_SHORT = (
     constants.VK_ERROR_OUT_OF_DEVICE_MEMORY,
     constants.VK_ERROR_OUT_OF_HOST_MEMORY,
+    constants.VK_ERROR_MEMORY_MAP_FAILED,
+    constants.VK_ERROR_TOO_MANY_OBJECTS,
 )
-
-
-class MemoryKind(Enum):
-    """What a heap is for, as the memory properties to look for, best first."""
-
-    UNIFIED = (_LOCAL | _VISIBLE | _CACHED,)  # arrays, where host and device share memory
-    DEVICE = (_LOCAL,)  # arrays, elsewhere
-    STAGING = (_VISIBLE | _CACHED, _VISIBLE)  # copies to and from the host
-    TABLE = (_LOCAL | _VISIBLE, _VISIBLE)  # argument tables, written by the host at each call
 
 
 @final
@@ -53,10 +51,11 @@ class MemoryKind(Enum):
 class Block:
     """One allocation of the driver with one buffer over all of it.
 
-    ``address`` is the device's, or 0; ``mapped`` the host's, or 0. ``free`` are the gaps as
-    (offset, size), in order.
+    ``address`` is the device's, or 0; ``mapped`` the host's, or 0, which may read there only if the
+    heap is ``cached``. ``free`` are the gaps as (offset, size), in order.
     """
 
+    heap: Heap
     buffer: Handle
     memory: Handle
     size: int
@@ -92,14 +91,28 @@ class Heap:
 
     Spans given back are kept by size, for the next call of the same program. They are merged into
     the gaps of their blocks only when memory is short.
+
+    Args:
+        device: whose memory it is.
+        capabilities: of that device.
+        kind: what the memory is for.
+        ceiling: most bytes to take from the driver; None leaves it to the driver.
     """
 
-    def __init__(self, device: LogicalDevice, capabilities: Capabilities, kind: MemoryKind) -> None:
+    def __init__(
+        self,
+        device: LogicalDevice,
+        capabilities: Capabilities,
+        kind: MemoryKind,
+        ceiling: int | None = None,
+    ) -> None:
         self._device = device
         self._capabilities = capabilities
-        self._type, heap = _memory_type(device, kind)
-        self.limit = _budget(device, capabilities, heap)
-        self._kept: defaultdict[int, list[Span]] = defaultdict(list)
+        self._type, self._index = memory_type(device, kind)
+        self._ceiling = ceiling
+        self.is_mapped = is_mapped(device, self._type)
+        self.is_cached = is_cached(device, self._type)
+        self._kept: defaultdict[int, deque[Span]] = defaultdict(deque)
         self._blocks: list[Block] = []
         self._lock = threading.RLock()  # collection of garbage may give spans back at any point
         self._busy = 0  # gaps of former spans may be in use until this submission is finished
@@ -111,18 +124,55 @@ class Heap:
         """Bytes taken from the driver."""
         return sum(block.size for block in self._blocks)
 
+    @property
+    def limit(self) -> int:
+        """Most bytes that this process may have now, as far as the driver knows."""
+        allowed, _ = budget(self._device, self._capabilities, self._index, self.reserved)
+        return allowed if self._ceiling is None else min(allowed, self._ceiling)
+
+    @property
+    def largest(self) -> int:
+        """Most bytes of one array."""
+        return min(self._capabilities.max_allocation, self._capabilities.max_buffer)
+
+    def available(self) -> int:
+        """Bytes that spans may still take: those pooled here and what the driver has left."""
+        with self._lock:
+            return self.reserved - self.live + self._room()
+
+    def _room(self) -> int:
+        """Bytes that may still be taken from the driver."""
+        reserved = self.reserved
+        _, room = budget(self._device, self._capabilities, self._index, reserved)
+        return room if self._ceiling is None else min(room, max(self._ceiling - reserved, 0))
+
     def take(self, nbytes: int) -> Span:
         """A span of at least ``nbytes``.
 
         Raises:
             OutOfMemoryError: neither the blocks nor the driver have room.
         """
-        size = max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+        size = rounded(nbytes)
         with self._lock:
             kept = self._kept.get(size)
-            span = kept.pop() if kept else self._carve(size)
-            self.live += span.size
-            self.peak = max(self.peak, self.live)
+            return self._owned(kept.pop() if kept else self._carve(size))
+
+    def take_finished(self, nbytes: int, finished: int) -> Span:
+        """A span that submissions after ``finished`` do not use, if there is one or room for one.
+
+        Raises:
+            OutOfMemoryError: neither the blocks nor the driver have room.
+        """
+        size = rounded(nbytes)
+        with self._lock:
+            kept = self._kept.get(size)
+            if kept and kept[0].busy <= finished:
+                return self._owned(kept.popleft())
+            return self._owned(self._carve(size))
+
+    def _owned(self, span: Span) -> Span:
+        self.live += span.size
+        self.peak = max(self.peak, self.live)
         return span
 
     def give(self, span: Span, busy: int) -> None:
@@ -162,7 +212,7 @@ class Heap:
     def _merge(self) -> None:
         """Turns all kept spans into gaps, and joins neighbours."""
         # Spans that collection of garbage gives back meanwhile go to a list of their own.
-        kept, self._kept = self._kept, defaultdict(list)
+        kept, self._kept = self._kept, defaultdict(deque)
         for spans in kept.values():
             for span in spans:
                 self._busy = max(self._busy, span.busy)
@@ -179,36 +229,45 @@ class Heap:
     # -- blocks -----------------------------------------------------------------------------------
 
     def _grow(self, size: int) -> None:
-        """One more block; if the driver refuses, one of just the size, then without spares."""
-        largest = min(self._capabilities.max_allocation, self._capabilities.max_buffer)
-        if size > largest:
+        """One more block; if it cannot be had, one of just the size, then one without spares."""
+        if size > self.largest:
             raise OutOfMemoryError(
-                f"vulkan: an array of {size} bytes, the device allows {largest} per allocation"
+                f"vulkan: an array of {size} bytes, the device allows {self.largest} per "
+                "allocation; split the array"
             )
         result = 0
-        for attempt in (min(max(size, _BLOCK_BYTES), largest), size, None):
+        for attempt in (self._preferred(size), size, None):
             if attempt is None:
                 self.trim()
             block, result = self._new_block(attempt or size)
             if block is not None:
                 self._blocks.append(block)
                 return
+        reason = result_name(result) if result else "the limit is reached"
         raise OutOfMemoryError(
-            f"vulkan: {size} bytes asked, {self.live} in use of {self.limit} "
-            f"({result_name(result)}); use smaller arrays or free some"
+            f"vulkan: {size} bytes asked, {self.live} in use of {self.limit} ({reason}); "
+            "use smaller arrays or free some"
         )
+
+    def _preferred(self, size: int) -> int:
+        """How large a block with room for ``size`` should be."""
+        spare = min(max(self.reserved // _GROWTH, _SMALLEST_BLOCK), _LARGEST_BLOCK)
+        return min(-(-max(size, spare) // _GRANULE) * _GRANULE, self.largest)
 
     def trim(self) -> None:
         """Gives blocks without owner back to the driver, when nothing runs any more."""
-        self._merge()
-        check(self._device.functions.vkDeviceWaitIdle(self._device.handle), "vkDeviceWaitIdle")
-        for block in list(self._blocks):
-            if block.free == [(0, block.size)]:
-                self._blocks.remove(block)
-                self._destroy(block)
+        with self._lock:
+            self._merge()
+            check(self._device.functions.vkDeviceWaitIdle(self._device.handle), "vkDeviceWaitIdle")
+            for block in list(self._blocks):
+                if block.free == [(0, block.size)]:
+                    self._blocks.remove(block)
+                    self._destroy(block.buffer, block.memory)
 
     def _new_block(self, size: int) -> tuple[Block | None, int]:
         """A block, or None and the result when memory is short."""
+        if self._ceiling is not None and self.reserved + size > self._ceiling:
+            return None, 0
         device, vk = self._device, self._device.functions
         addressed = "bufferDeviceAddress" in self._capabilities.enabled
         usage = _USAGE | (_SHADER_ADDRESS if addressed else 0)
@@ -229,87 +288,57 @@ class Heap:
         result = vk.vkAllocateMemory(device.handle, info, NULL, memory)
         if result != 0:
             device.destroy("Buffer", buffer)
-            if result not in _OUT_OF_MEMORY:
-                check(result, "vkAllocateMemory")
-            return None, result
+            return None, _unless_short(result, "vkAllocateMemory")
         device.count("DeviceMemory", 1)
-        check(vk.vkBindBufferMemory(device.handle, buffer, memory[0], 0), "vkBindBufferMemory")
-        block = Block(buffer, memory[0], size, 0, self._map(memory[0]))
+        mapped = ffi.new("void **")
+        result = vk.vkBindBufferMemory(device.handle, buffer, memory[0], 0)
+        if result == 0 and self.is_mapped:
+            whole = (1 << 64) - 1
+            result = vk.vkMapMemory(device.handle, memory[0], 0, whole, 0, mapped)
+        if result != 0:
+            self._destroy(buffer, memory[0])
+            return None, _unless_short(result, "vkBindBufferMemory or vkMapMemory")
+        block = Block(self, buffer, memory[0], size, 0, int(ffi.cast("uintptr_t", mapped[0])))
         if addressed:
             info = struct("VkBufferDeviceAddressInfo", buffer=buffer)
             block.address = vk.vkGetBufferDeviceAddress(device.handle, info)
         block.free.append((0, size))
         return block, 0
 
-    def _map(self, memory: Handle) -> int:
-        if _type_flags(self._device, self._type) & _VISIBLE != _VISIBLE:
-            return 0
-        pointer = ffi.new("void **")
-        map_memory = self._device.functions.vkMapMemory
-        whole = (1 << 64) - 1
-        check(map_memory(self._device.handle, memory, 0, whole, 0, pointer), "vkMapMemory")
-        return int(ffi.cast("uintptr_t", pointer[0]))
-
-    def _destroy(self, block: Block) -> None:
-        self._device.destroy("Buffer", block.buffer)
-        self._device.functions.vkFreeMemory(self._device.handle, block.memory, NULL)
+    def _destroy(self, buffer: Handle, memory: Handle) -> None:
+        self._device.destroy("Buffer", buffer)
+        self._device.functions.vkFreeMemory(self._device.handle, memory, NULL)
         self._device.count("DeviceMemory", -1)
 
     def close(self) -> None:
         """Gives all memory back, in use or not."""
         with self._lock:
             for block in self._blocks:
-                self._destroy(block)
+                self._destroy(block.buffer, block.memory)
             self._blocks.clear()
             self._kept.clear()
+
+
+def rounded(nbytes: int) -> int:
+    """The size of a span for ``nbytes``."""
+    return max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+
+
+def _unless_short(result: int, what: str) -> int:
+    """``result`` if it says that memory is short.
+
+    Raises:
+        DeviceError: it says something else.
+    """
+    if result not in _MEMORY_SHORT:
+        raise DeviceError(f"vulkan: {what} failed with {result_name(result)}")
+    return result
 
 
 def _first(fit: tuple[int, int, Block]) -> int:
     return fit[0]
 
 
-def _properties(device: LogicalDevice) -> Any:
-    properties = ffi.new("VkPhysicalDeviceMemoryProperties *")
-    device.instance.functions.vkGetPhysicalDeviceMemoryProperties(device.physical, properties)
-    return properties
-
-
-def _type_flags(device: LogicalDevice, index: int) -> int:
-    flags: int = _properties(device).memoryTypes[index].propertyFlags
-    return flags
-
-
-def has_unified_memory(device: LogicalDevice) -> bool:
-    """Whether some memory is the device's own and cached by the host."""
-    properties = _properties(device)
-    wanted = MemoryKind.UNIFIED.value[0]
-    types = [properties.memoryTypes[i] for i in range(properties.memoryTypeCount)]
-    return any(t.propertyFlags & wanted == wanted for t in types)
-
-
-def _budget(device: LogicalDevice, capabilities: Capabilities, heap: int) -> int:
-    """Bytes of a heap that this process may use now: what others leave, if the driver says it."""
-    properties = _properties(device)
-    size: int = properties.memoryHeaps[heap].size
-    if BUDGET_EXTENSION not in capabilities.extensions:
-        return size
-    budget = struct("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
-    answer = struct("VkPhysicalDeviceMemoryProperties2", pNext=budget)
-    device.instance.functions.vkGetPhysicalDeviceMemoryProperties2(device.physical, answer)
-    return min(size, budget.heapBudget[heap])
-
-
-def _memory_type(device: LogicalDevice, kind: MemoryKind) -> tuple[int, int]:
-    """The index of the memory type for ``kind``, and that of its heap."""
-    properties = _properties(device)
-    for wanted in kind.value:
-        fits: list[tuple[int, int]] = []
-        for index in range(properties.memoryTypeCount):
-            flags: int = properties.memoryTypes[index].propertyFlags
-            if flags & wanted == wanted:
-                # The type with fewest further properties: plain device memory before mapped one.
-                fits.append(((flags & ~wanted).bit_count(), index))
-        if fits:
-            index = min(fits)[1]
-            return index, properties.memoryTypes[index].heapIndex
-    raise OutOfMemoryError(f"vulkan: the device has no {kind.name.lower()} memory")
+def array_heap(device: LogicalDevice, capabilities: Capabilities, kind: MemoryKind) -> Heap:
+    """The heap of the arrays, bounded by ``VKJIT_VULKAN_MEMORY_LIMIT``."""
+    return Heap(device, capabilities, kind, asked_limit())
