@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol, final
 
 from vkjit.lowering.kernel.build import Builder
@@ -101,6 +102,22 @@ class ScanSpec:
     rule: ReduceRule
 
 
+class Precision(Enum):
+    """How far products of float32 operands may be from those of float32; sums stay float32.
+
+    Other operands are multiplied as they are.
+    """
+
+    HIGHEST = "highest"
+    """Products of float32."""
+    HIGH = "high"
+    """Three products of bfloat16 parts: errors of about 1e-5, the range of float32."""
+    BFLOAT16 = "bfloat16"
+    """One product of bfloat16: errors of about 4e-3."""
+    F16X3 = "f16x3"
+    """Three products of float16 parts: errors of about 1e-6, for operands below 65504."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class ContractSpec:
@@ -114,6 +131,7 @@ class ContractSpec:
     lhs_contract: tuple[int, ...]
     rhs_contract: tuple[int, ...]
     accumulate: ScalarType
+    precision: Precision = Precision.HIGHEST
 
 
 @final

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from vkjit.lowering.kernel.specs import ReduceRule, ScalarFn
+from vkjit.lowering.kernel.specs import Precision, ReduceRule, ScalarFn
 from vkjit.lowering.kernel.types import Number, ScalarType
 from vkjit.lowering.kernel.views import View, dense
 
@@ -214,6 +214,7 @@ class ContractPart:
     lhs: tuple[int, View, ScalarType]
     rhs: tuple[int, View, ScalarType]
     accumulate: ScalarType
+    precision: Precision = Precision.HIGHEST
 
 
 @final

@@ -80,6 +80,7 @@ def contraction(
         lhs=(lhs[0], View((*sizes, m.size, k), (*lhs_lead, lhs_m, lhs_k), lhs[1].offset), lhs[2]),
         rhs=(rhs[0], View((*sizes, k, n.size), (*rhs_lead, rhs_k, rhs_n), rhs[1].offset), rhs[2]),
         accumulate=spec.accumulate,
+        precision=spec.precision,
     )
     cluster.add(Product(out))
     lead: Layout = tuple((a,) if a.size > 1 else () for a in batch)

@@ -69,9 +69,8 @@ def _contract(cluster: Cluster, new_array: NewArray) -> list[Group]:
     lhs, rhs = LoadStep(*part.lhs), LoadStep(*part.rhs)
     sizes = (part.batch, part.m, part.n, part.k)
     if merged_body is not None and merged_stores is not None:
-        return [
-            ContractGroup(*sizes, lhs, rhs, part.accumulate, merged_body, merged_stores, origin)
-        ]
+        work = (merged_body, merged_stores, origin, part.precision)
+        return [ContractGroup(*sizes, lhs, rhs, part.accumulate, *work)]
     product = body[0]
     assert isinstance(product, ProductStep)
     array = new_array(product.type, math.prod(shape))
@@ -79,7 +78,7 @@ def _contract(cluster: Cluster, new_array: NewArray) -> list[Group]:
     over = tuple(a.size for a in space)
     load = LoadStep(array, dense(over), product.type)
     return [
-        ContractGroup(*sizes, lhs, rhs, part.accumulate, (product,), bare, origin),
+        ContractGroup(*sizes, lhs, rhs, part.accumulate, (product,), bare, origin, part.precision),
         LoopGroup(over, 0, (load, *body[1:]), stores, origin),
     ]
 

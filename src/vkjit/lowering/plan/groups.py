@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from vkjit.lowering.kernel.specs import ReduceRule, ScalarFn
+from vkjit.lowering.kernel.specs import Precision, ReduceRule, ScalarFn
 from vkjit.lowering.kernel.types import Number, ScalarType
 from vkjit.lowering.kernel.views import View
 
@@ -129,7 +129,8 @@ class ContractGroup:
     """``product[b..., m, n] = sum_k lhs[b..., m, k] * rhs[b..., k, n]`` and an epilogue.
 
     ``lhs`` and ``rhs`` are views of arrays over (b..., m, k) and (b..., k, n). The index space of
-    body and stores is (b..., m, n); body[0] is the ``ProductStep``. Sums run in ``accumulate``.
+    body and stores is (b..., m, n); body[0] is the ``ProductStep``. Sums run in ``accumulate``;
+    ``precision`` says what may stand for a product of float32.
     """
 
     batch: tuple[int, ...]
@@ -142,6 +143,7 @@ class ContractGroup:
     body: tuple[BodyStep, ...]
     stores: tuple[StoreStep, ...]
     origin: tuple[str, ...] = ()
+    precision: Precision = Precision.HIGHEST
 
 
 @final
