@@ -47,6 +47,19 @@ class DeviceInfo:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Hardware:
+    """What measurements on a device are valid for: its name, and driver and device together.
+
+    ``uuid`` changes with the device and its driver (Vulkan's ``pipelineCacheUUID``).
+    """
+
+    name: str
+    uuid: str = ""
+    driver: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class MemoryStats:
     """Bytes of a device's memory: in use, most ever in use, kept for reuse, and the limit."""
 
@@ -104,6 +117,11 @@ class Device(ABC):
 
     name: str
     target: Target
+
+    @property
+    def hardware(self) -> Hardware:
+        """What measurements on this device are valid for."""
+        return Hardware(self.target.name)
 
     @abstractmethod
     def allocate(self, nbytes: int) -> DeviceBuffer:

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 from vkjit.errors import DeviceError, InternalError, OutOfMemoryError
 from vkjit.lowering.artifact import Plan
 from vkjit.lowering.target import Addressing
-from vkjit.runtime.device import Device, DeviceBuffer, HostArray, MemoryStats
+from vkjit.runtime.device import Device, DeviceBuffer, Hardware, HostArray, MemoryStats
 from vkjit.runtime.vulkan.buffer import VulkanBuffer
 from vkjit.runtime.vulkan.features import Capabilities, query
 from vkjit.runtime.vulkan.ffi import Handle, check
@@ -152,6 +152,12 @@ class VulkanDevice(Device):
     def synchronize(self) -> None:
         """Waits until everything submitted is finished."""
         self.queue.wait(self.queue.submitted)
+
+    @property
+    def hardware(self) -> Hardware:
+        """What measurements on this device are valid for."""
+        known = self.capabilities
+        return Hardware(known.name, known.uuid, known.driver)
 
     # -- accounts ---------------------------------------------------------------------------------
 
