@@ -7,13 +7,14 @@ the work that writes it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, final
 
 from numpy.typing import DTypeLike, NDArray
 
+from vkjit.errors import MissingRuleError
 from vkjit.lowering.artifact import Plan, Role
 from vkjit.lowering.target import Target
 
@@ -86,9 +87,26 @@ class DeviceBuffer(ABC):
     def released(self) -> bool:
         """Whether the memory was given back or taken over by an output."""
 
+    def is_ready(self) -> bool:
+        """Whether the work that writes the memory is done."""
+        return True
+
+    def wait(self) -> None:
+        """Returns once the work that writes the memory is done."""
+        self.device.synchronize()
+
     @abstractmethod
     def release(self) -> None:
         """Gives the memory back; safe while work that uses it is in flight, and safe to repeat."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """When a step began, by ``time.perf_counter``, and how long it took, in seconds."""
+
+    begin: float
+    seconds: float
 
 
 class Loaded(ABC):
@@ -110,6 +128,19 @@ class Loaded(ABC):
             OutOfMemoryError: an output or the arena could not be allocated.
             DeviceError: the device failed.
         """
+
+    def timed(
+        self, inputs: Sequence[DeviceBuffer], donated: Collection[int] = ()
+    ) -> tuple[list[DeviceBuffer], Callable[[], list[StepTime]]]:
+        """As :meth:`run`, with a function that waits and gives the time of each step of the plan.
+
+        That function can be called once.
+
+        Raises:
+            MissingRuleError: the device cannot measure its steps.
+        """
+        name = type(self).__name__
+        raise MissingRuleError(f"profile: {name} has no clock for its steps; use cpu or vulkan:N")
 
 
 class Device(ABC):

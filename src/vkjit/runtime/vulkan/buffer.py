@@ -48,6 +48,14 @@ class VulkanBuffer(DeviceBuffer):
             raise InternalError(f"{self._device.name}: a released buffer was used")
         return self._span
 
+    def is_ready(self) -> bool:
+        """Whether the submission that writes the memory is finished."""
+        return self._device.queue.is_finished(self.written)
+
+    def wait(self) -> None:
+        """Returns once the submission that writes the memory is finished."""
+        self._device.queue.wait(self.written)
+
     def release(self) -> None:
         """Gives the memory back; what is submitted may still use it."""
         if self._span is not None:

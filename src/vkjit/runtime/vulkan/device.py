@@ -146,7 +146,7 @@ class VulkanDevice(Device):
                     recording = self._retired.popleft()
                 except IndexError:  # another thread was faster
                     return
-                self.queue.wait(recording.busy)
+                self.queue.settle(recording.busy)
                 recording.close()
 
     def synchronize(self) -> None:
@@ -215,7 +215,7 @@ class VulkanDevice(Device):
         return {kind: count for kind, count in self.logical.live.items() if count}
 
     def close(self) -> None:
-        """Waits for all work and destroys everything.
+        """Waits for all work, unless the device is lost, and destroys everything.
 
         Raises:
             DeviceError: the validation layer objects to something.
@@ -223,13 +223,14 @@ class VulkanDevice(Device):
         if self.closed:
             return
         with self.lock:
-            self.synchronize()
+            self.queue.settle(self.queue.submitted)
             for loaded in list(self._loaded):
                 loaded.close()
             self.reap()
             self.closed = True
-            functions, handle = self.logical.functions, self.logical.handle
-            check(functions.vkDeviceWaitIdle(handle), "vkDeviceWaitIdle")
+            if self.queue.lost is None:
+                functions, handle = self.logical.functions, self.logical.handle
+                check(functions.vkDeviceWaitIdle(handle), "vkDeviceWaitIdle")
             self.pipelines.close()
             self.queue.close()
             self._transfers.close()

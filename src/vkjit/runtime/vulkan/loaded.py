@@ -51,9 +51,7 @@ class VulkanLoaded(Loaded):
         "plan",
     )
 
-    def __init__(
-        self, device: VulkanDevice, plan: Plan, constants: Sequence[VulkanBuffer]
-    ) -> None:
+    def __init__(self, device: VulkanDevice, plan: Plan, constants: Sequence[VulkanBuffer]) -> None:
         self.device = device
         self.plan = plan
         self._ring: deque[Recording] = deque()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from array import array as words_array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, final
@@ -33,10 +33,12 @@ from vkjit.runtime.vulkan.logical import LogicalDevice
 COMPUTE: int = constants.VK_SHADER_STAGE_COMPUTE_BIT
 # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT, of Vulkan 1.3.
 _FULL_SUBGROUPS = 2
+_DISPATCH_BASE = 0x10  # VK_PIPELINE_CREATE_DISPATCH_BASE_BIT, of Vulkan 1.1
 _ALWAYS_VALIDATED = 8192  # words: up to here validation costs a few milliseconds
 _SLOW_SECONDS = 0.02  # compiling that took longer makes the cache file worth writing
 
-Key = tuple[bytes, int]
+Key = tuple[bytes, int, bool]
+_Source = tuple[Kernel, "words_array[int]", int]  # kernel, module, flags of its pipeline
 
 
 @final
@@ -65,30 +67,32 @@ class Pipelines:
         self._worth_saving = False
         self._cache = self._open_cache()
 
-    def get(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
+    def get(self, kernels: Sequence[Kernel], sliced: Collection[int] = ()) -> list[Pipeline]:
         """The pipelines of ``kernels``, in order; new ones are compiled at the same time.
+
+        Those at the positions ``sliced`` can be dispatched in slices of their grid.
 
         Raises:
             InternalError: a kernel exceeds a limit of the device, or its module is not valid.
             DeviceError: the driver refused a module; the message names the kernel.
         """
         keys: list[Key] = []
-        missing: dict[Key, tuple[Kernel, words_array[int]]] = {}
-        for kernel in kernels:
+        missing: dict[Key, _Source] = {}
+        for position, kernel in enumerate(kernels):
             check_limits(kernel, self._capabilities)
             words = emit(kernel, self._capabilities.target)
-            key = (words.tobytes(), kernel.subgroup or 0)
+            key = (words.tobytes(), kernel.subgroup or 0, position in sliced)
             keys.append(key)
             if key not in self._made and key not in missing:
                 if self._device.instance.validation or len(words) <= _ALWAYS_VALIDATED:
                     validate(words)
-                missing[key] = (kernel, words)
+                missing[key] = (kernel, words, _DISPATCH_BASE if position in sliced else 0)
         if missing:
             self._compile(missing)
         return [self._made[key] for key in keys]
 
-    def _compile(self, missing: dict[Key, tuple[Kernel, words_array[int]]]) -> None:
-        layouts = [self._layout(len(kernel.buffers)) for kernel, _ in missing.values()]
+    def _compile(self, missing: dict[Key, _Source]) -> None:
+        layouts = [self._layout(len(kernel.buffers)) for kernel, _, _ in missing.values()]
         started = time.perf_counter()
         jobs = list(zip(missing.values(), layouts, strict=True))
         if len(jobs) == 1:
@@ -101,17 +105,18 @@ class Pipelines:
         if time.perf_counter() - started > _SLOW_SECONDS:
             self._worth_saving = True
 
-    def _create(
-        self, job: tuple[tuple[Kernel, words_array[int]], tuple[Handle, Handle]]
-    ) -> Pipeline:
-        (kernel, words), (layout, sets) = job
+    def _create(self, job: tuple[_Source, tuple[Handle, Handle]]) -> Pipeline:
+        (kernel, words, flags), (layout, sets) = job
         device = self._device
         code = ffi.from_buffer("uint32_t[]", words)
         info = struct("VkShaderModuleCreateInfo", codeSize=len(words) * 4, pCode=code)
         module = device.create("ShaderModule", info)
         try:
             info = struct(
-                "VkComputePipelineCreateInfo", stage=self._stage(kernel, module), layout=layout
+                "VkComputePipelineCreateInfo",
+                flags=flags,
+                stage=self._stage(kernel, module),
+                layout=layout,
             )
             handle = ffi.new("VkPipeline *")
             create = device.functions.vkCreateComputePipelines

@@ -9,10 +9,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, final
 
 from vkjit.errors import DeviceError
-from vkjit.runtime.vulkan.ffi import Handle, array, check, constants, ffi, result_name, struct
+from vkjit.runtime.vulkan.ffi import (
+    NULL,
+    Handle,
+    array,
+    check,
+    constants,
+    ffi,
+    result_name,
+    struct,
+)
 from vkjit.runtime.vulkan.logical import LogicalDevice
 
 _FOREVER = (1 << 64) - 1
@@ -71,6 +81,10 @@ class Commands:
         self._barrier(_HOST, self._host)
         check(self._device.functions.vkEndCommandBuffer(self.handle), "vkEndCommandBuffer")
 
+    def fill(self, target: Place, value: int) -> None:
+        """Writes one 32-bit word."""
+        self._device.functions.vkCmdFillBuffer(self.handle, *target, 4, value)
+
     def copy(self, source: Place, target: Place, size: int) -> None:
         """Copies bytes between two buffers."""
         region = struct("VkBufferCopy", srcOffset=source[1], dstOffset=target[1], size=size)
@@ -78,14 +92,15 @@ class Commands:
         vk.vkCmdCopyBuffer(self.handle, source[0], target[0], 1, region)
 
     def _barrier(self, later: int, memory: Any) -> None:
-        none = ffi.NULL
         self._device.functions.vkCmdPipelineBarrier(
-            self.handle, _COMPUTE | _TRANSFER, later, 0, 1, memory, 0, none, 0, none
+            self.handle, _COMPUTE | _TRANSFER, later, 0, 1, memory, 0, NULL, 0, NULL
         )
 
 
 Place = tuple[Handle, int]
 """A ``VkBuffer`` and an offset in bytes."""
+Label = str | Callable[[], str]
+"""What a submission does, or a function that can say how far it came; for error messages."""
 
 
 def _memory_barrier(before: int, after: int) -> Any:
@@ -97,15 +112,17 @@ class Queue:
     """Submits in order. ``submitted`` is the number of the last submission.
 
     ``spin`` polls for a moment before it sleeps: right where the GPU, not the CPU, is at work.
+    ``lost`` is the message of a lost device, which every later call raises at once.
     """
 
     def __init__(self, device: LogicalDevice, *, spin: bool) -> None:
         self.submitted = 0
+        self.lost: str | None = None
         self._device = device
         self._spin = _SPIN_SECONDS if spin else 0.0
         self._handle = device.queue()
         self._lock = threading.RLock()  # collection of garbage may come at any point
-        self._labels: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
+        self._running: deque[tuple[int, Label]] = deque(maxlen=_REMEMBERED)
         self._finished = 0
         self._counter = ffi.new("uint64_t *")
         kind = struct(
@@ -123,7 +140,7 @@ class Queue:
 
     def borrow(self) -> Commands:
         """A command buffer for one submission; :meth:`give` it back with the number of that."""
-        if self._idle and self._idle[0][0] <= self.finished():
+        if self._idle and self.is_finished(self._idle[0][0]):
             return self._idle.popleft()[1]
         return self.commands()
 
@@ -131,26 +148,36 @@ class Queue:
         """Takes back a command buffer that submission ``value`` runs."""
         self._idle.append((value, commands))
 
-    def submit(self, commands: Commands, label: str) -> int:
+    def submit(self, commands: Commands, label: Label) -> int:
         """Hands recorded commands to the device and returns their number.
 
         Raises:
             DeviceError: the device is lost, or validation objects.
         """
         with self._lock:
+            if self.lost is not None:
+                raise DeviceError(self.lost)
             value = self.submitted + 1
             commands.signals(value)
             vk = self._device.functions
-            result = vk.vkQueueSubmit(self._handle, 1, commands.submission, ffi.NULL)
+            result = vk.vkQueueSubmit(self._handle, 1, commands.submission, NULL)
+            # Also what the driver refuses: it is what a lost device was asked last.
+            self._running.append((value, label))
             if result != 0:
                 raise self._failure("vkQueueSubmit", result)
             self.submitted = value
-            self._labels.append((value, label))
-        self._raise_messages(label)
+        if self._device.instance.validation:
+            self._device.instance.raise_messages(_text(label))
         return value
 
     def finished(self) -> int:
-        """The number of the last finished submission."""
+        """The number of the last finished submission.
+
+        Raises:
+            DeviceError: the device is lost.
+        """
+        if self.lost is not None:
+            raise DeviceError(self.lost)
         vk = self._device.functions
         result = vk.vkGetSemaphoreCounterValue(self._device.handle, self._semaphore, self._counter)
         if result != 0:
@@ -158,44 +185,61 @@ class Queue:
         self._finished = self._counter[0]
         return self._finished
 
+    def is_finished(self, value: int) -> bool:
+        """Whether submission ``value`` is finished; asks the driver only if need be."""
+        return value <= self._finished or value <= self.finished()
+
     def wait(self, value: int) -> None:
         """Returns once submission ``value`` is finished.
 
         Raises:
             DeviceError: the device is lost; the message names what was running.
         """
-        if value <= self._finished or value <= self.finished():
+        if self.is_finished(value) or self._polled(value):
             return
-        if self._spin:
-            deadline = time.perf_counter() + self._spin
-            while time.perf_counter() < deadline:
-                if value <= self.finished():
-                    return
+        values, semaphores = ffi.new("uint64_t *", value), ffi.new("VkSemaphore *", self._semaphore)
         info = struct(
-            "VkSemaphoreWaitInfo",
-            semaphoreCount=1,
-            pSemaphores=array("VkSemaphore", [self._semaphore]),
-            pValues=ffi.new("uint64_t[]", [value]),
+            "VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=semaphores, pValues=values
         )
         result = self._device.functions.vkWaitSemaphores(self._device.handle, info, _FOREVER)
         if result != 0:
             raise self._failure("vkWaitSemaphores", result)
         self._finished = max(self._finished, value)
-        self._raise_messages("a wait")
+        if self._device.instance.validation:
+            self._device.instance.raise_messages("a wait")
+
+    def _polled(self, value: int) -> bool:
+        """Whether ``value`` was seen to finish within the time worth polling for it."""
+        deadline = time.perf_counter() + self._spin
+        while self._spin and time.perf_counter() < deadline:
+            if value <= self.finished():
+                return True
+        return False
+
+    def settle(self, value: int) -> None:
+        """Returns once nothing up to submission ``value`` runs; a lost device runs nothing."""
+        if self.lost is None:
+            self.wait(value)
 
     def _failure(self, what: str, result: int) -> DeviceError:
-        running = [label for value, label in self._labels if value > self._finished]
-        return DeviceError(
-            f"vulkan: {what} failed with {result_name(result)} while these were submitted: "
-            f"{'; '.join(running) or 'nothing'}"
-        )
-
-    def _raise_messages(self, what: str) -> None:
-        if self._device.instance.validation:
-            self._device.instance.raise_messages(what)
+        """The error to raise; if the device is lost, all later calls raise the same."""
+        labels = [label for value, label in self._running if value > self._finished]
+        running = dict.fromkeys(map(_text, labels))  # once for all submissions of a plan
+        message = f"vulkan: {what} failed with {result_name(result)}"
+        if result == constants.VK_ERROR_DEVICE_LOST:
+            self.lost = message = (
+                f"vulkan: the device was lost ({what}: {result_name(result)}); "
+                f"{self._finished} submissions were finished, then: "
+                f"{'; '.join(running) or 'nothing was submitted'}. Close the devices to use it anew"
+            )
+        return DeviceError(message)
 
     def close(self) -> None:
         """Destroys pool and semaphore; nothing may be running."""
         self._idle.clear()
         self._device.destroy("CommandPool", self._pool)
         self._device.destroy("Semaphore", self._semaphore)
+
+
+def _text(label: Label) -> str:
+    return label if isinstance(label, str) else label()
