@@ -101,7 +101,41 @@ class TiledSchedule:
         return (self.block_n // self.tile_n, self.block_m // self.tile_m, 1)
 
 
-GpuContract = NaiveSchedule | TiledSchedule
+@final
+@dataclass(frozen=True, slots=True)
+class CoopSchedule:
+    """A product on matrix units that a subgroup works together.
+
+    A workgroup has ``block_m`` x ``block_n`` outputs and takes ``block_k`` steps of the sum at
+    once; its ``subgroups_m`` x ``subgroups_n`` subgroups of ``subgroup`` invocations each hold an
+    equal part of the tile in fragments of ``fragment_m`` x ``fragment_n`` x ``fragment_k``.
+    Workgroups walk the product in bands of ``band`` tiles along m, at most. The sum is cut into
+    ``split_k`` parts of their own workgroups, which a second kernel adds up.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    subgroups_m: int
+    subgroups_n: int
+    fragment_m: int
+    fragment_n: int
+    fragment_k: int
+    subgroup: int
+    split_k: int = 1
+    band: int = 8
+
+    def text(self) -> str:
+        """One line that ``parse_schedule`` reads back."""
+        return _text(self)
+
+    @property
+    def invocations(self) -> int:
+        """Invocations of a workgroup."""
+        return self.subgroups_m * self.subgroups_n * self.subgroup
+
+
+GpuContract = NaiveSchedule | TiledSchedule | CoopSchedule
 """The ways in which a GPU computes products; ``lowering.gpu.choose`` knows a template for each."""
 
 Schedule = LoopSchedule | ContractSchedule | GpuContract
