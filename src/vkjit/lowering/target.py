@@ -39,6 +39,25 @@ class CoopShape:
 
 @final
 @dataclass(frozen=True, slots=True)
+class TensorShape:
+    """Cooperative matrices of any multiple of ``m`` x ``n`` x ``k``: those of flexible dimensions.
+
+    ``invocations`` is the size of the workgroups that may hold matrices of workgroup scope; it is
+    0 for subgroups.
+    """
+
+    a: ScalarType
+    b: ScalarType
+    accumulator: ScalarType
+    m: int
+    n: int
+    k: int
+    scope: MatScope
+    invocations: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Quirk:
     """A known fault of a driver: where it is reported, and when the entry may go."""
 
@@ -54,7 +73,9 @@ class Target:
 
     Sizes are in bytes, ``grid`` and ``workgroup`` limits in workgroups and invocations per axis.
     ``storage`` types may be loaded and stored, ``arithmetic`` types computed with; ``legalize``
-    rewrites kernels that need others. ``name`` is part of every cache key.
+    rewrites kernels that need others. ``cores`` is 0 where a GPU does not say how many it has.
+    ``tensor_shapes`` are cooperative matrices of flexible dimensions, none of them longer than
+    ``tensor_dimension``. ``name`` is part of every cache key.
     """
 
     name: str
@@ -64,6 +85,7 @@ class Target:
     arithmetic: frozenset[ScalarType]
     vector_bytes: int = 16
     threads: int = 1
+    cores: int = 0
     max_grid: tuple[int, int, int] = (65535, 65535, 65535)
     max_workgroup: tuple[int, int, int] = (128, 128, 64)
     max_invocations: int = 128
@@ -72,6 +94,8 @@ class Target:
     subgroup_ops: bool = False
     addressing: Addressing = Addressing.DEVICE_ADDRESS
     coop_shapes: tuple[CoopShape, ...] = ()
+    tensor_shapes: tuple[TensorShape, ...] = ()
+    tensor_dimension: int = 0
     features: frozenset[str] = field(default_factory=frozenset[str])
     quirks: tuple[Quirk, ...] = ()
 

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 
 from vkjit.errors import DeviceError, InternalError, OutOfMemoryError
 from vkjit.lowering.artifact import Plan
-from vkjit.lowering.target import Addressing
+from vkjit.lowering.target import Addressing, Target
 from vkjit.runtime.device import Device, DeviceBuffer, Hardware, HostArray, MemoryStats
 from vkjit.runtime.vulkan.buffer import VulkanBuffer
 from vkjit.runtime.vulkan.features import Capabilities, query
@@ -192,6 +192,7 @@ class VulkanDevice(Device):
                 f"  workgroups up to {target.max_invocations} with {target.shared_bytes >> 10} KiB "
                 "shared memory",
                 f"  cooperative matrices: {matrices or 'none'}",
+                f"  of flexible dimensions: {_tensor_shapes(target) or 'none'}",
                 f"  kernels may use: {', '.join(sorted(target.features)) or 'no extras'}",
                 f"  known faults worked around: {quirks or 'none'}",
                 f"  used: {', '.join(sorted(known.enabled)) or 'none'}",
@@ -244,3 +245,11 @@ class VulkanDevice(Device):
     def _require_open(self) -> None:
         if self.closed:
             raise DeviceError(f"{self.name}: the device is closed")
+
+
+def _tensor_shapes(target: Target) -> str:
+    return ", ".join(
+        f"{s.a.name}*{s.b.name}+{s.accumulator.name} by {s.m}x{s.n}x{s.k} in "
+        + (f"workgroups of {s.invocations}" if s.invocations else "subgroups")
+        for s in target.tensor_shapes
+    )

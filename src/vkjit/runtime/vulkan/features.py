@@ -6,6 +6,8 @@ Features in ``Target.features``, where ``T`` is f16, f32 or f64:
 - ``atomic_add_T`` and ``atomic_add_shared_T``, ``atomic_add_i64``: additions beyond i32
 - ``subgroup_shuffle``, ``subgroup_vote``: beyond ``Target.subgroup_ops``, which means arithmetic
 - ``bfloat16_matrix``: cooperative matrices of bf16
+- ``tensor_workgroup``, ``tensor_dimensions``, ``tensor_reductions``, ``tensor_conversions``,
+  ``tensor_maps``, ``tensor_addressing``, ``tensor_blocks``: VK_NV_cooperative_matrix2
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ from vkjit.lowering.kernel.types import (
     ScalarType,
 )
 from vkjit.lowering.legalize import INEXACT_DIVISION
-from vkjit.lowering.target import Addressing, CoopShape, Quirk, Target, TargetKind
+from vkjit.lowering.target import Addressing, CoopShape, Quirk, Target, TargetKind, TensorShape
+from vkjit.runtime.vulkan import tensors
 from vkjit.runtime.vulkan.ffi import (
     NULL,
     Handle,
     constants,
     ffi,
+    keep,
     listed,
     struct,
     text,
@@ -75,16 +79,20 @@ _WANTED = {
         "shaderSharedFloat64AtomicAdd",
     ),
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": ("cooperativeMatrix",),
+    # To switch bounds checks of the driver off: kernels check their own.
+    "VkPhysicalDevicePipelineRobustnessFeaturesEXT": ("pipelineRobustness",),
 }
 _CORE_WANTED = ("shaderFloat64", "shaderInt64", "shaderInt16")
 _EXTENSION_OF = {
     "VkPhysicalDeviceShaderAtomicFloatFeaturesEXT": "VK_EXT_shader_atomic_float",
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": "VK_KHR_cooperative_matrix",
+    "VkPhysicalDevicePipelineRobustnessFeaturesEXT": "VK_EXT_pipeline_robustness",
 }
 # The specification that first has an extension. Older validation layers take its structs and
 # modules for faults, so under such a layer the extension stays off.
 _SINCE = {
     "VK_KHR_cooperative_matrix": 1 << 22 | 3 << 12 | 255,
+    tensors.EXTENSION: 1 << 22 | 4 << 12 | 304,
     "VK_KHR_shader_bfloat16": 1 << 22 | 4 << 12 | 311,
 }
 _BFLOAT16_EXTENSION = "VK_KHR_shader_bfloat16"
@@ -196,6 +204,8 @@ class _Query:
         optional = [e for t, e in _EXTENSION_OF.items() if t in self._types()]
         if self._has_bfloat16():
             optional.append(_BFLOAT16_EXTENSION)
+        if self.enabled & tensors.FEATURES.keys():
+            optional.append(tensors.EXTENSION)
         optional.append(BUDGET_EXTENSION)
         self.extensions = tuple(e for e in optional if e in self._known)
 
@@ -219,6 +229,12 @@ class _Query:
         following = self._bfloat16_chain()
         if following != NULL:
             enabled.add("bfloat16Matrix")
+        if tensors.EXTENSION in self._known and "VK_KHR_cooperative_matrix" in self._known:
+            have, memory = tensors.features(self._instance.functions, self._physical)
+            enabled |= have
+            memory[1] = int(ffi.cast("uintptr_t", following))
+            keep(memory, following)
+            following = memory
         for type_, features in asked.items():
             present = [name for name in _WANTED[type_] if getattr(features, name)]
             enabled.update(present)
@@ -248,6 +264,14 @@ class _Query:
             known = _BFLOAT16_EXTENSION in self._known
             reason = "the device does not have it" if known else f"no {_BFLOAT16_EXTENSION}"
             reasons.append(("bfloat16Matrix", reason))
+        if tensors.EXTENSION in self._known:
+            reasons += [
+                (name, "the device does not have it")
+                for name in tensors.FEATURES
+                if name not in self.enabled
+            ]
+        else:
+            reasons.append(("cooperativeMatrix2", f"no {tensors.EXTENSION}"))
         return tuple(reasons)
 
     def _has_bfloat16(self) -> bool:
@@ -294,6 +318,8 @@ class _Query:
             subgroup_ops=self._subgroup_has("ARITHMETIC"),
             addressing=addressing,
             coop_shapes=self._coop_shapes(),
+            tensor_shapes=self._tensor_shapes(),
+            tensor_dimension=self._tensor_dimension(),
             features=self._feature_names(),
             quirks=self._quirks(),
         )
@@ -376,16 +402,29 @@ class _Query:
             "VkCooperativeMatrixPropertiesKHR",
             self._physical,
         ):
-            types = [_COMPONENTS.get(t) for t in (entry.AType, entry.BType, entry.CType)]
-            a, b, c = types
+            a, b, c = map(self._component, (entry.AType, entry.BType, entry.CType))
             is_plain = entry.CType == entry.ResultType and not entry.saturatingAccumulation
             is_subgroup = entry.scope == constants.VK_SCOPE_SUBGROUP_KHR
             if a is None or b is None or c is None or not is_plain or not is_subgroup:
                 continue
-            if BF16 in types and "bfloat16Matrix" not in self.enabled:
-                continue
             shapes.append(CoopShape(a, b, c, entry.MSize, entry.NSize, entry.KSize))
         return tuple(shapes)
+
+    def _component(self, kind: int) -> ScalarType | None:
+        """The element type of matrices of a ``VkComponentTypeKHR``, if they can be used."""
+        elem = _COMPONENTS.get(kind)
+        return None if elem is BF16 and "bfloat16Matrix" not in self.enabled else elem
+
+    def _tensor_shapes(self) -> tuple[TensorShape, ...]:
+        if not {"cooperativeMatrix", "vulkanMemoryModel"} <= self.enabled:
+            return ()
+        functions = self._instance.functions
+        return tensors.shapes(functions, self._physical, self._component, self.enabled)
+
+    def _tensor_dimension(self) -> int:
+        if not self.enabled & tensors.FEATURES.keys():
+            return 0
+        return tensors.largest_dimension(self._instance.functions, self._physical)
 
     def _feature_names(self) -> frozenset[str]:
         names = set(self._float_controls())
@@ -396,6 +435,7 @@ class _Query:
             "shaderSharedFloat64AtomicAdd": "atomic_add_shared_f64",
             "shaderBufferInt64Atomics": "atomic_add_i64",
             "bfloat16Matrix": "bfloat16_matrix",
+            **tensors.FEATURES,
         }
         names.update(n for f, n in by_feature.items() if f in self.enabled)
         names.update(f"subgroup_{o.lower()}" for o in ("SHUFFLE", "VOTE") if self._subgroup_has(o))

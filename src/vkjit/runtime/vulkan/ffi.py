@@ -62,6 +62,13 @@ class Functions:
         setattr(self, name, function)
         return function
 
+    def typed(self, name: str, signature: str) -> Any:
+        """A function that the declarations at hand do not know, as a pointer of ``signature``."""
+        address = self._address_of(name.encode())
+        if address == NULL:
+            raise DeviceError(f"vulkan: the driver has no function {name}")
+        return ffi.cast(signature, address)
+
 
 # cffi does not keep alive what a struct points to: that lasts as long as the struct, here.
 _pointees: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
@@ -77,6 +84,11 @@ def struct(type_: str, **fields: Any) -> Any:
     made = ffi.new(f"{type_} *", fields)
     _pointees[made] = tuple(_owners(fields))
     return made
+
+
+def keep(holder: Any, *pointees: Any) -> None:
+    """Keeps alive what the memory ``holder`` points to, as long as it lives."""
+    _pointees[holder] = (*_pointees.get(holder, ()), *pointees)
 
 
 def array(type_: str, items: list[Any]) -> Any:
