@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, final
 
-from vkjit.errors import InternalError
+from vkjit.errors import InternalError, OutOfMemoryError
 from vkjit.lowering.artifact import Plan, Role
 from vkjit.lowering.target import Addressing
 from vkjit.runtime.device import DeviceBuffer, Loaded, StepTime, indices, taken_over
 from vkjit.runtime.vulkan.buffer import VulkanBuffer
+from vkjit.runtime.vulkan.forecast import Forecast
 from vkjit.runtime.vulkan.layout import Layout, check_ranges
 from vkjit.runtime.vulkan.memory import Span
 from vkjit.runtime.vulkan.recording import AddressedRecording, DescribedRecording, Recording
@@ -38,6 +39,7 @@ class VulkanLoaded(Loaded):
     __slots__ = (
         "__weakref__",
         "_constants",
+        "_forecast",
         "_fresh",
         "_inputs",
         "_needed",
@@ -51,7 +53,9 @@ class VulkanLoaded(Loaded):
         "plan",
     )
 
-    def __init__(self, device: VulkanDevice, plan: Plan, constants: Sequence[VulkanBuffer]) -> None:
+    def __init__(
+        self, device: VulkanDevice, plan: Plan, constants: Sequence[VulkanBuffer]
+    ) -> None:
         self.device = device
         self.plan = plan
         self._ring: deque[Recording] = deque()
@@ -65,6 +69,8 @@ class VulkanLoaded(Loaded):
         self._taken = taken_over(plan)
         if len(self._constants) != len(indices(plan, Role.CONSTANT)):
             raise InternalError(f"{device.name}: {plan.name} was given {len(constants)} constants")
+        self._forecast = Forecast(device.name, device.memory, plan)
+        self._forecast.require_possible()
         self.layout = Layout(plan)
         check_ranges(device, plan, self.layout)
         watched = not device.capabilities.is_software
@@ -145,6 +151,7 @@ class VulkanLoaded(Loaded):
             device.reap()
             spans = [buffer.span for buffer in given]
             fresh: list[Span] = []
+            self._forecast.require_room()
             try:
                 for size, source in self._fresh:
                     if source is None:
@@ -155,9 +162,11 @@ class VulkanLoaded(Loaded):
                 made = spans[self._inputs :]
                 spans += [constant.span for constant in self._constants]
                 value = recording().submit(spans)
-            except BaseException:
+            except BaseException as error:
                 for span in fresh:
                     device.give(span)
+                if isinstance(error, OutOfMemoryError):
+                    raise self._forecast.failure(error) from None
                 raise
             outputs: list[DeviceBuffer] = []
             for span, (size, source) in zip(made, self._outputs, strict=False):

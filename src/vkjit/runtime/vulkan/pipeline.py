@@ -13,29 +13,27 @@ from typing import Any, final
 from vkjit.errors import DeviceError, InternalError, MissingRuleError
 from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.kernel.types import Space
-from vkjit.lowering.spirv.emit import emit
-from vkjit.lowering.spirv.validate import validate
 from vkjit.lowering.target import Addressing
-from vkjit.runtime.cache import cache_key, open_cache
+from vkjit.runtime.vulkan.driver_cache import DriverCache
 from vkjit.runtime.vulkan.features import Capabilities
 from vkjit.runtime.vulkan.ffi import (
     NULL,
     Handle,
     array,
-    check,
     constants,
     ffi,
     result_name,
     struct,
 )
 from vkjit.runtime.vulkan.logical import LogicalDevice
+from vkjit.runtime.vulkan.modules import Modules
 
 COMPUTE: int = constants.VK_SHADER_STAGE_COMPUTE_BIT
 # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT, of Vulkan 1.3.
 _FULL_SUBGROUPS = 2
 _DISPATCH_BASE = 0x10  # VK_PIPELINE_CREATE_DISPATCH_BASE_BIT, of Vulkan 1.1
-_ALWAYS_VALIDATED = 8192  # words: up to here validation costs a few milliseconds
 _SLOW_SECONDS = 0.02  # compiling that took longer makes the cache file worth writing
+_SAVED_AT_ONCE = 1.0  # seconds: not to be lost should the process be killed
 
 Key = tuple[bytes, int, bool]
 _Source = tuple[Kernel, "words_array[int]", int]  # kernel, module, flags of its pipeline
@@ -62,10 +60,9 @@ class Pipelines:
         self._layouts: dict[int, tuple[Handle, Handle]] = {}
         target = capabilities.target
         self._addressed = target.addressing is Addressing.DEVICE_ADDRESS
-        self._disk = open_cache("vulkan")
-        self._disk_key = cache_key((target.name, capabilities.driver, capabilities.uuid))
+        self._modules = Modules(target, strict=device.instance.validation)
+        self._cache = DriverCache(device, capabilities)
         self._worth_saving = False
-        self._cache = self._open_cache()
 
     def get(self, kernels: Sequence[Kernel], sliced: Collection[int] = ()) -> list[Pipeline]:
         """The pipelines of ``kernels``, in order; new ones are compiled at the same time.
@@ -80,30 +77,31 @@ class Pipelines:
         missing: dict[Key, _Source] = {}
         for position, kernel in enumerate(kernels):
             check_limits(kernel, self._capabilities)
-            words = emit(kernel, self._capabilities.target)
+            words = self._modules.of(kernel)
             key = (words.tobytes(), kernel.subgroup or 0, position in sliced)
             keys.append(key)
             if key not in self._made and key not in missing:
-                if self._device.instance.validation or len(words) <= _ALWAYS_VALIDATED:
-                    validate(words)
                 missing[key] = (kernel, words, _DISPATCH_BASE if position in sliced else 0)
         if missing:
             self._compile(missing)
         return [self._made[key] for key in keys]
 
     def _compile(self, missing: dict[Key, _Source]) -> None:
-        layouts = [self._layout(len(kernel.buffers)) for kernel, _, _ in missing.values()]
         started = time.perf_counter()
-        jobs = list(zip(missing.values(), layouts, strict=True))
+        # The longest first, so that none is begun when all others are done.
+        order = sorted(missing, key=lambda key: -len(key[0]))
+        jobs = [(missing[key], self._layout(len(missing[key][0].buffers))) for key in order]
         if len(jobs) == 1:
             made = [self._create(jobs[0])]
         else:
             # The call gives up Python's lock, so threads do run at once.
             with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
                 made = list(pool.map(self._create, jobs))
-        self._made.update(zip(missing, made, strict=True))
-        if time.perf_counter() - started > _SLOW_SECONDS:
-            self._worth_saving = True
+        self._made.update(zip(order, made, strict=True))
+        spent = time.perf_counter() - started
+        self._worth_saving |= spent > _SLOW_SECONDS
+        if spent > _SAVED_AT_ONCE:
+            self.save()
 
     def _create(self, job: tuple[_Source, tuple[Handle, Handle]]) -> Pipeline:
         (kernel, words, flags), (layout, sets) = job
@@ -114,13 +112,14 @@ class Pipelines:
         try:
             info = struct(
                 "VkComputePipelineCreateInfo",
+                pNext=self._unchecked(),
                 flags=flags,
                 stage=self._stage(kernel, module),
                 layout=layout,
             )
             handle = ffi.new("VkPipeline *")
             create = device.functions.vkCreateComputePipelines
-            result = create(device.handle, self._cache, 1, info, NULL, handle)
+            result = create(device.handle, self._cache.handle, 1, info, NULL, handle)
         finally:
             device.destroy("ShaderModule", module)
         if result != 0:
@@ -149,6 +148,20 @@ class Pipelines:
             "module": module,
             "pName": ffi.new("char[]", b"main"),
         }
+
+    def _unchecked(self) -> Any:
+        """No bounds checks by the driver: kernels of this compiler stay inside their arrays."""
+        if "pipelineRobustness" not in self._enabled:
+            return NULL
+        off: int = constants.VK_PIPELINE_ROBUSTNESS_BUFFER_BEHAVIOR_DISABLED_EXT
+        images: int = constants.VK_PIPELINE_ROBUSTNESS_IMAGE_BEHAVIOR_DISABLED_EXT
+        return struct(
+            "VkPipelineRobustnessCreateInfoEXT",
+            storageBuffers=off,
+            uniformBuffers=off,
+            vertexInputs=off,
+            images=images,
+        )
 
     @property
     def _enabled(self) -> frozenset[str]:
@@ -188,26 +201,11 @@ class Pipelines:
         )
         return device.create("PipelineLayout", info), sets
 
-    # -- the driver's cache -----------------------------------------------------------------------
-
-    def _open_cache(self) -> Handle:
-        """A pipeline cache with what the last process left; the driver checks that it fits."""
-        saved = (self._disk.get(self._disk_key) if self._disk else None) or b""
-        data = ffi.from_buffer("char[]", saved) if saved else NULL
-        info = struct("VkPipelineCacheCreateInfo", initialDataSize=len(saved), pInitialData=data)
-        return self._device.create("PipelineCache", info)
-
     def save(self) -> None:
         """Writes the driver's cache to disk if compiling took a while since the last time."""
-        if self._disk is None or not self._worth_saving:
-            return
-        self._worth_saving = False
-        size = ffi.new("size_t *")
-        get = self._device.functions.vkGetPipelineCacheData
-        check(get(self._device.handle, self._cache, size, NULL), "vkGetPipelineCacheData")
-        data = ffi.new("char[]", size[0])
-        check(get(self._device.handle, self._cache, size, data), "vkGetPipelineCacheData")
-        self._disk.put(self._disk_key, bytes(ffi.buffer(data, size[0])))
+        if self._worth_saving:
+            self._worth_saving = False
+            self._cache.save()
 
     def close(self) -> None:
         """Saves the cache and destroys everything; nothing may be running."""
@@ -220,7 +218,7 @@ class Pipelines:
                 self._device.destroy("DescriptorSetLayout", sets)
         self._made.clear()
         self._layouts.clear()
-        self._device.destroy("PipelineCache", self._cache)
+        self._cache.close()
 
 
 def check_limits(kernel: Kernel, capabilities: Capabilities) -> None:
