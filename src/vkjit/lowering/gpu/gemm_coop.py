@@ -1,0 +1,177 @@
+"""Products on matrix units that a subgroup works together: tiles in shared memory, sums in them.
+
+A workgroup has one tile of the product, each of its subgroups a part of that in fragments. While
+the tiles of both operands for one step are multiplied, those for the next are on their way to
+registers. Operands are read through any strides and stay as they lie: which way round a fragment
+is loaded depends on the operand. With two parts for each operand (``gemm_split``) there are three
+products, and the small ones have sums of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import final
+
+from vkjit.errors import InternalError
+from vkjit.lowering.gpu.gemm_coop_finish import Finish, Sums
+from vkjit.lowering.gpu.gemm_coop_schedule import Scheme, scheme_of
+from vkjit.lowering.gpu.gemm_coop_tiles import Tile
+from vkjit.lowering.gpu.gemm_epilogue import buffers_of
+from vkjit.lowering.gpu.gemm_join import split_sum
+from vkjit.lowering.gpu.grid import Grid
+from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.nodes import Value
+from vkjit.lowering.kernel.types import BinOp, MatType, MatUse
+from vkjit.lowering.plan.groups import ContractGroup
+from vkjit.lowering.plan.schedule import CoopSchedule
+from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
+from vkjit.lowering.templates.space import coordinates
+
+
+def contract(
+    group: ContractGroup, schedule: CoopSchedule, context: TemplateContext
+) -> list[Lowered]:
+    """The kernels of a product under ``schedule``, in order: one, or two for a sum in parts."""
+    scheme = scheme_of(group)
+    if scheme is None:
+        raise InternalError(
+            f"gemm: {group.lhs.type} by {group.rhs.type} on matrix units with precision "
+            f"{group.precision.value}, expected types that gemm_coop_schedule.candidates serves"
+        )
+    return split_sum(
+        group, schedule.split_k, context, lambda part: [_lower(part, schedule, scheme, context)]
+    )
+
+
+def _lower(
+    group: ContractGroup, schedule: CoopSchedule, scheme: Scheme, context: TemplateContext
+) -> Lowered:
+    """A workgroup for each tile of the product and each batch index."""
+    b = Builder("gemm_coop", context.target.index_type)
+    buffers = buffers_of(b, group, context)
+    tiles = (-(-group.m // schedule.block_m), -(-group.n // schedule.block_n))
+    grid = Grid(math.prod(group.batch) * math.prod(tiles), context.target)
+    work = _Workgroup(b, group, schedule, scheme, buffers)
+    with grid.each(b) as position:
+        # Neighbours in time share rows and columns: bands of rows are walked column by column.
+        band = max(d for d in range(1, schedule.band + 1) if tiles[0] % d == 0)
+        shape = (*group.batch, tiles[0] // band, tiles[1], band)
+        *batch, outer, tile_n, inner = coordinates(b, position, shape)
+        tile_m = b.add(b.scaled(outer, band), inner)
+        first = (b.scaled(tile_m, schedule.block_m), b.scaled(tile_n, schedule.block_n))
+        work.emit(batch, first)
+    kernel = b.finish(grid.shape, (schedule.invocations, 1, 1), group.origin)
+    kernel.subgroup = schedule.subgroup
+    return Lowered(kernel, buffers.arrays)
+
+
+@final
+class _Workgroup:
+    """One tile of the product."""
+
+    def __init__(
+        self,
+        b: Builder,
+        group: ContractGroup,
+        schedule: CoopSchedule,
+        scheme: Scheme,
+        buffers: Buffers,
+    ) -> None:
+        self.b = b
+        self.group = group
+        self.s = schedule
+        self.scheme = scheme
+        self.buffers = buffers
+        s = schedule
+        self.lhs = Tile(b, group, group.lhs, schedule, scheme)
+        self.rhs = Tile(b, group, group.rhs, schedule, scheme)
+        self.types = (
+            MatType(scheme.elem, s.fragment_m, s.fragment_k, MatUse.A),
+            MatType(scheme.elem, s.fragment_k, s.fragment_n, MatUse.B),
+        )
+        self.sum_type = MatType(group.accumulate, s.fragment_m, s.fragment_n, MatUse.ACC)
+        number, columns = b.subgroup_id(), b.index(s.subgroups_n)
+        row = b.binary(BinOp.DIV_U, number, columns)
+        self.subgroup = (row, b.sub(number, b.scaled(row, s.subgroups_n)))
+        self.spans = (s.block_m // s.subgroups_m, s.block_n // s.subgroups_n)
+        self.places = [
+            [
+                tile.place(self.subgroup[axis], self.spans[axis], at)
+                for at in range(0, self.spans[axis], size)
+            ]
+            for axis, (tile, size) in enumerate(
+                ((self.lhs, s.fragment_m), (self.rhs, s.fragment_n))
+            )
+        ]
+
+    def emit(self, batch: Sequence[Value], first: tuple[Value, Value]) -> None:
+        """Sums over steps of k, then the epilogue."""
+        b = self.b
+        count = len(self.places[0]) * len(self.places[1]) * self.scheme.parts
+        sums = [b.mat_fill(self.sum_type)] * count
+        if self.group.k:
+            sums = self.summed(batch, first, sums)
+        corner = tuple(
+            b.add(start, b.scaled(place, span))
+            for start, place, span in zip(first, self.subgroup, self.spans, strict=True)
+        )
+        each = count // self.scheme.parts
+        found = Sums(sums[:each], sums[each:], self.scheme.low_scale, len(self.places[1]))
+        Finish(b, self.group, self.s, self.buffers, self.sum_type).emit(
+            batch, first, (corner[0], corner[1]), found
+        )
+
+    def summed(
+        self, batch: Sequence[Value], first: tuple[Value, Value], sums: list[Value]
+    ) -> list[Value]:
+        """The fragments of this subgroup after all steps."""
+        b, depth, k = self.b, self.s.block_k, self.group.k
+        units = self.fetch(batch, first, b.index(0))
+        if k <= depth:
+            self.put(units)
+            b.barrier()
+            return self.multiplied(sums)
+        count, last = len(sums), (k - 1) // depth * depth
+        with b.loop(b.index(0), b.index(k), b.index(depth), [*sums, *units], hint="k") as loop:
+            b.barrier()
+            self.put(loop.carried[count:])
+            b.barrier()
+            # The last step fetches its own tiles once more, which is cheaper than a branch.
+            following = b.binary(BinOp.MIN_U, b.offset(loop.index, depth), b.index(last))
+            units = self.fetch(batch, first, following)
+            loop.yields(*self.multiplied(list(loop.carried[:count])), *units)
+        return list(loop.results[:count])
+
+    def fetch(self, batch: Sequence[Value], first: tuple[Value, Value], step: Value) -> list[Value]:
+        """Units of both tiles from ``step`` on, to registers."""
+        left = self.lhs.fetch(self.buffers, batch, first[0], step)
+        return left + self.rhs.fetch(self.buffers, batch, first[1], step)
+
+    def put(self, units: Sequence[Value]) -> None:
+        """Fetched units to shared memory."""
+        each = 1 if self.lhs.in_words else 2
+        count = each * len(self.lhs.units)
+        self.lhs.put(units[:count])
+        self.rhs.put(units[count:])
+
+    def multiplied(self, sums: list[Value]) -> list[Value]:
+        """``sums`` after the products of both tiles: of all pairs of parts but the smallest."""
+        b, parts = self.b, range(self.scheme.parts)
+        rows, columns = self.places
+        each = len(rows) * len(columns)
+        out = list(sums)
+        for step in range(0, self.s.block_k, self.s.fragment_k):
+            left = [
+                [self.lhs.fragment(part, at, step, self.types[0]) for at in rows] for part in parts
+            ]
+            for j, at in enumerate(columns):
+                right = [self.rhs.fragment(part, at, step, self.types[1]) for part in parts]
+                for p, q in product(parts, parts):
+                    if p + q > 1:
+                        continue
+                    for i in range(len(rows)):
+                        place = (p + q) * each + i * len(columns) + j
+                        out[place] = b.mat_mul_add(left[p][i], right[q], out[place])
+        return out

@@ -1,0 +1,208 @@
+"""Which tiles a product on subgroup-wide matrix units uses, and which products those serve."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import final
+
+from vkjit.lowering.kernel.specs import Precision
+from vkjit.lowering.kernel.types import BF16, F16, F32, MatScope, ScalarType
+from vkjit.lowering.plan.groups import ContractGroup
+from vkjit.lowering.plan.schedule import CoopSchedule
+from vkjit.lowering.target import CoopShape, Target
+
+UNIT = 8
+"""Elements of 16 bits in the 16 bytes that an invocation moves at once."""
+UNIT_WORDS = 4
+PATCH_PADDING = 4
+"""Words after each row of a fragment that lies in shared memory: keeps banks apart."""
+_MOST_WORDS = 128
+"""Accumulators of one invocation: with more, registers spill."""
+_FEWEST = 8
+"""Rows and columns below which a tile is mostly empty: there every element is read for little."""
+_CORES = 128
+"""Workgroups that keep a large device busy."""
+_LONG = 2048
+"""Steps of the sum from which its parts are worth a second kernel."""
+_MOST_PARTS = 8
+_BAND = 8
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """What matrix units multiply for one product.
+
+    Every operand is staged as ``parts`` tiles of ``elem``: itself, or its high and its low part.
+    ``low_scale`` is the factor of the products with a low part.
+    """
+
+    elem: ScalarType
+    parts: int = 1
+    low_scale: float = 1.0
+
+
+_SPLITS = {
+    Precision.BFLOAT16: Scheme(BF16),
+    Precision.HIGH: Scheme(BF16, 2),
+    Precision.F16X3: Scheme(F16, 2, 2.0**-11),
+}
+
+
+def scheme_of(group: ContractGroup) -> Scheme | None:
+    """How matrix units of 16-bit operands serve the group, or None where they do not."""
+    types = {group.lhs.type, group.rhs.type}
+    if types in ({F16}, {BF16}):
+        return Scheme(group.lhs.type) if group.accumulate in (F16, F32) else None
+    if types == {F32} and group.accumulate is F32:
+        return _SPLITS.get(group.precision)
+    return None
+
+
+def shapes_of(group: ContractGroup, scheme: Scheme, target: Target) -> list[CoopShape]:
+    """Fragments that the target multiplies in these types; tiles are laid out in whole units."""
+    wanted = (scheme.elem, scheme.elem, group.accumulate, MatScope.SUBGROUP)
+    return [
+        s
+        for s in target.coop_shapes
+        if (s.a, s.b, s.accumulator, s.scope) == wanted
+        and all(size % UNIT == 0 for size in (s.m, s.n, s.k))
+    ]
+
+
+def pitch(columns: int) -> int:
+    """Words from one row of a tile of 16-bit elements to the next: a unit more than the row.
+
+    Eight rows of one unit each, which is what a fragment reads at once, then lie in all banks.
+    """
+    return (columns // UNIT + 1) * UNIT_WORDS
+
+
+def patch_words(schedule: CoopSchedule) -> int:
+    """Words of shared memory for one fragment of each subgroup, whichever way it lies there."""
+    m, n = schedule.fragment_m, schedule.fragment_n
+    words = max(m * (n + PATCH_PADDING), n * (m + PATCH_PADDING))
+    return schedule.subgroups_m * schedule.subgroups_n * words
+
+
+def shared_bytes(group: ContractGroup, scheme: Scheme, schedule: CoopSchedule) -> int:
+    """Shared memory of one workgroup."""
+    words = patch_words(schedule)
+    for view, free, block in (
+        (group.lhs.view, len(group.batch), schedule.block_m),
+        (group.rhs.view, len(group.batch) + 1, schedule.block_n),
+    ):
+        total = 2 * len(group.batch) + 1 - free
+        rows, columns = block, schedule.block_k
+        if not along_sum(view.strides[free], view.strides[total]):
+            rows, columns = columns, rows
+        words += scheme.parts * rows * pitch(columns)
+    return 4 * words
+
+
+def along_sum(free: int, total: int) -> bool:
+    """Whether an operand with these strides of m (or n) and of k lies in rows along k."""
+    return total == 1 or free != 1
+
+
+def fits(group: ContractGroup, scheme: Scheme, schedule: CoopSchedule, target: Target) -> bool:
+    """Whether the schedule keeps to the limits of the device and of its registers."""
+    s, count = schedule, schedule.invocations
+    rows, columns = s.subgroups_m * s.fragment_m, s.subgroups_n * s.fragment_n
+    whole = s.block_m % rows == 0 and s.block_n % columns == 0 and s.block_k % s.fragment_k == 0
+    words = s.block_m * s.block_n * group.accumulate.bytes // 4 * scheme.parts // count
+    return (
+        whole
+        and count <= min(target.max_invocations, target.max_workgroup[0])
+        and words <= _MOST_WORDS
+        and shared_bytes(group, scheme, s) <= target.shared_bytes
+    )
+
+
+# Rows, columns and steps of a workgroup's tile, subgroups along rows and columns, and the part of
+# the large tile's speed that each reaches when all cores have work (H200, float16).
+_TILES = (
+    (128, 128, 64, 2, 4, 1.0),
+    (128, 256, 32, 2, 4, 0.98),
+    (256, 256, 32, 2, 4, 1.2),  # fits with sums of 16 bits only
+    (256, 128, 32, 4, 2, 0.95),
+    (128, 128, 32, 2, 4, 0.85),
+    (128, 128, 32, 2, 2, 0.85),
+    (64, 128, 64, 2, 4, 0.8),
+    (128, 64, 64, 4, 2, 0.8),
+    (64, 64, 64, 2, 2, 0.75),
+    (64, 64, 32, 2, 2, 0.6),
+    (32, 64, 64, 1, 4, 0.5),
+    (32, 32, 32, 2, 2, 0.3),
+    (32, 32, 16, 2, 2, 0.25),
+    (16, 32, 32, 1, 2, 0.2),
+    (16, 16, 16, 1, 1, 0.1),
+)
+
+
+def candidates(group: ContractGroup, target: Target) -> list[CoopSchedule]:
+    """Schedules that the device can run for the group, those expected to be fastest first.
+
+    Empty where matrix units do not serve the group's types, or where it is too thin for them.
+    """
+    scheme = scheme_of(group)
+    sizes = (group.m, group.n, *group.batch)
+    if scheme is None or 0 in sizes or min(group.m, group.n) < _FEWEST:
+        return []
+    found: dict[CoopSchedule, float] = {}
+    for shape in shapes_of(group, scheme, target):
+        for tile in _TILES:
+            made = _schedule(tile, shape, target)
+            if fits(group, scheme, made, target):
+                for parts in _splits(group, made):
+                    schedule = replace(made, split_k=parts)
+                    found[schedule] = _cost(group, schedule, tile[5])
+    return sorted(found, key=lambda schedule: found[schedule])
+
+
+def _schedule(
+    tile: tuple[int, int, int, int, int, float], shape: CoopShape, target: Target
+) -> CoopSchedule:
+    """The tile in fragments of ``shape``; subgroups are of 32 where there is a choice."""
+    sizes = target.subgroup_sizes
+    subgroup = 32 if 32 in sizes else sizes[0]
+    block_m, block_n, block_k, subgroups_m, subgroups_n, _ = tile
+    return CoopSchedule(
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+        subgroups_m=subgroups_m,
+        subgroups_n=subgroups_n,
+        fragment_m=shape.m,
+        fragment_n=shape.n,
+        fragment_k=shape.k,
+        subgroup=subgroup,
+        band=_BAND,
+    )
+
+
+def workgroups(group: ContractGroup, schedule: CoopSchedule) -> int:
+    """Tiles of the product, over all batch indices."""
+    rows, columns = -(-group.m // schedule.block_m), -(-group.n // schedule.block_n)
+    return math.prod(group.batch) * rows * columns
+
+
+def _splits(group: ContractGroup, schedule: CoopSchedule) -> list[int]:
+    """In how many parts the sum may run: more than one where tiles leave most cores idle."""
+    tiles = workgroups(group, schedule)
+    if group.k < _LONG or 2 * tiles > _CORES:
+        return [1]
+    most = min(_MOST_PARTS, _CORES // tiles, group.k // 256)
+    return [1, *(parts for parts in (2, 4, 8) if parts <= most)]
+
+
+def _cost(group: ContractGroup, schedule: CoopSchedule, speed: float) -> float:
+    """Expected time in arbitrary units: rounds of workgroups over the cores, by size of tile."""
+    tiles = workgroups(group, schedule) * schedule.split_k
+    rounds = max(tiles / _CORES, 1.0) if tiles < 4 * _CORES else -(-tiles // _CORES)
+    area = schedule.block_m * schedule.block_n
+    steps = -(-group.k // schedule.split_k) + 64  # the start and the end of a tile count too
+    join = group.m * group.n * math.prod(group.batch) * (schedule.split_k - 1) / _CORES
+    narrow = 1.06 if schedule.fragment_k < 16 else 1.0
+    return rounds * area * steps * narrow / speed + join

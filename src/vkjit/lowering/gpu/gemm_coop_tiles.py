@@ -1,0 +1,264 @@
+"""Operands of a product on matrix units, on their way from global to shared memory.
+
+A tile lies in shared memory as it lies in memory: in rows along the sum, or across it. It is moved
+in *units*: eight consecutive elements of 16 bits, so one vector of four words. Rows of shared
+memory are a unit longer than the tile's, which keeps the banks of eight rows apart.
+
+An invocation first fetches its units to registers, so that they are under way while the previous
+tile is used. There they are as they were in memory; numbers of 32 bits are narrowed, or split, on
+the way to shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from vkjit.lowering.gpu.gemm_coop_schedule import (
+    UNIT,
+    UNIT_WORDS,
+    Scheme,
+    along_sum,
+    pitch,
+)
+from vkjit.lowering.gpu.gemm_split import split, words_of
+from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.nodes import MatLayout, Value
+from vkjit.lowering.kernel.types import (
+    F32,
+    I32,
+    BinOp,
+    CmpOp,
+    MatType,
+    MatUse,
+    VecType,
+)
+from vkjit.lowering.plan.groups import ContractGroup, LoadStep
+from vkjit.lowering.plan.schedule import CoopSchedule
+from vkjit.lowering.templates.context import Buffers
+
+_LANES = 4
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """One of an invocation's units of a tile: where it lies, relative to the invocation's first.
+
+    ``exists`` is None where every invocation has the unit.
+    """
+
+    row: Value
+    column: Value
+    word: Value
+    exists: Value | None
+
+
+@final
+class Tile:
+    """One operand. Rows of its tile run along the sum if ``summed``, else across it."""
+
+    def __init__(
+        self,
+        b: Builder,
+        group: ContractGroup,
+        operand: LoadStep,
+        schedule: CoopSchedule,
+        scheme: Scheme,
+    ) -> None:
+        self.b = b
+        self.operand = operand
+        self.scheme = scheme
+        self.k = group.k
+        axes = len(group.batch)
+        left = operand is group.lhs
+        self.size = group.m if left else group.n
+        self.block = schedule.block_m if left else schedule.block_n
+        self.depth = schedule.block_k
+        self._axes = (axes, axes + 1) if left else (axes + 1, axes)
+        free, total = (operand.view.strides[a] for a in self._axes)
+        self.summed = along_sum(free, total)
+        self.rows = self.block if self.summed else self.depth
+        self.columns = self.depth if self.summed else self.block
+        self.pitch = pitch(self.columns)
+        name = "lhs" if left else "rhs"
+        names = (name,) if scheme.parts == 1 else (f"{name}_high", f"{name}_low")
+        self.memories = tuple(b.scratch(n, I32, self.rows * self.pitch) for n in names)
+        self.units = self._units(schedule.invocations)
+
+    # -- places -----------------------------------------------------------------------------------
+
+    def _units(self, count: int) -> list[_Unit]:
+        """The units of one invocation."""
+        b, each = self.b, self.columns // UNIT
+        total, local = self.rows * each, b.local_id(0)
+        found: list[_Unit] = []
+        if count % each == 0:
+            first = b.binary(BinOp.DIV_U, local, b.index(each))
+            column = b.sub(local, b.scaled(first, each))
+        else:
+            first = column = b.index(0)
+        for start in range(0, total, count):
+            if count % each == 0:
+                row = b.offset(first, start // each)
+            else:
+                position = b.offset(local, start)
+                row = b.binary(BinOp.DIV_U, position, b.index(each))
+                column = b.sub(position, b.scaled(row, each))
+            word = b.add(b.scaled(row, self.pitch), b.scaled(column, UNIT_WORDS))
+            beyond = start + count > total
+            exists = b.compare(CmpOp.LT_U, row, b.index(self.rows)) if beyond else None
+            found.append(_Unit(row, b.scaled(column, UNIT), word, exists))
+        return found
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether units are read as vectors: always aligned, never across an edge."""
+        view = self.operand.view
+        free, total = self._axes
+        along, size = (total, self.k) if self.summed else (free, self.size)
+        others = [
+            stride for a, stride in enumerate(view.strides) if a != along and view.shape[a] > 1
+        ]
+        aligned = all(number % UNIT == 0 for number in (size, view.offset, *others))
+        return view.strides[along] == 1 and aligned
+
+    @property
+    def in_words(self) -> bool:
+        """Whether units are already words in registers."""
+        return self.operand.type is not F32
+
+    # -- from global memory to registers ----------------------------------------------------------
+
+    def fetch(
+        self, buffers: Buffers, batch: Sequence[Value], first: Value, step: Value
+    ) -> list[Value]:
+        """This invocation's units from ``first`` along m (or n) and ``step`` along the sum on.
+
+        Beyond the edges there are zeros. Every unit is one value of four words, or two vectors of
+        float32.
+        """
+        b, view = self.b, self.operand.view
+        start = b.index(view.offset)
+        for index, stride in zip(batch, view.strides, strict=False):
+            start = b.add(start, b.scaled(index, stride))
+        begin = (first, step) if self.summed else (step, first)
+        found: list[Value] = []
+        for unit in self.units:
+            row, column = b.add(begin[0], unit.row), b.add(begin[1], unit.column)
+            if self.is_whole:
+                found += self._whole(buffers, start, row, column)
+            else:
+                found += self._gathered(buffers, start, row, column)
+        return found
+
+    def _bounds(self) -> tuple[int | None, int | None]:
+        """Ends of rows and of columns, where the tile may reach beyond them."""
+        free = self.size if self.size % self.block else None
+        total = self.k if self.k % self.depth else None
+        ends = (free, total) if self.summed else (total, free)
+        if any(unit.exists is not None for unit in self.units):
+            return (self.size if self.summed else self.k), ends[1]
+        return ends
+
+    def _strides(self) -> tuple[int, int]:
+        """Distances in memory from row to row, and along a row."""
+        free, total = (self.operand.view.strides[a] for a in self._axes)
+        return (free, total) if self.summed else (total, free)
+
+    def _whole(self, buffers: Buffers, start: Value, row: Value, column: Value) -> list[Value]:
+        """One unit by vectors."""
+        b, buffer = self.b, buffers.of(self.operand.array)
+        where = b.add(b.add(start, b.scaled(row, self._strides()[0])), column)
+        inside: Value | None = None
+        for value, end in zip((row, column), self._bounds(), strict=True):
+            if end is not None:
+                is_in = b.compare(CmpOp.LT_U, value, b.index(end))
+                inside = is_in if inside is None else b.binary(BinOp.AND, inside, is_in)
+        if inside is not None:
+            where = b.select(inside, where, b.index(0))  # somewhere: what is read is not used
+        if not self.in_words:
+            values = [b.load(buffer, b.offset(where, at), _LANES) for at in (0, _LANES)]
+        else:
+            values = [b.load_words(buffer, where, UNIT_WORDS)]
+        if inside is None:
+            return values
+        return [b.select(inside, value, _zeros(b, value)) for value in values]
+
+    def _gathered(self, buffers: Buffers, start: Value, row: Value, column: Value) -> list[Value]:
+        """One unit element by element, through any strides."""
+        b, buffer = self.b, buffers.of(self.operand.array)
+        between, along = self._strides()
+        row_end, column_end = self._bounds()
+        base = b.add(b.add(start, b.scaled(row, between)), b.scaled(column, along))
+        found: list[Value] = []
+        for at in (0, _LANES):
+            mask: Value | None = None
+            if column_end is not None:
+                lanes = b.add(b.splat(b.offset(column, at), _LANES), b.iota(_LANES))
+                mask = b.compare(CmpOp.LT_U, lanes, b.splat(b.index(column_end), _LANES))
+            if row_end is not None:
+                is_in = b.splat(b.compare(CmpOp.LT_U, row, b.index(row_end)), _LANES)
+                mask = is_in if mask is None else b.binary(BinOp.AND, mask, is_in)
+            where = b.splat(b.offset(base, at * along), _LANES)
+            where = b.add(where, b.iota(_LANES, along)) if along else where
+            found.append(b.load(buffer, where, _LANES, mask))
+        if not self.in_words:
+            return found
+        return [words_of(b, (found[0], found[1]))]
+
+    # -- from registers to shared memory ----------------------------------------------------------
+
+    def put(self, values: Sequence[Value]) -> None:
+        """Writes fetched units to shared memory."""
+        b, each = self.b, len(values) // len(self.units)
+        for number, unit in enumerate(self.units):
+            parts = self._parts(values[number * each : (number + 1) * each])
+            if unit.exists is None:
+                self._store(unit, parts)
+            else:
+                with b.branch(unit.exists).then():
+                    self._store(unit, parts)
+
+    def _store(self, unit: _Unit, parts: Sequence[Value]) -> None:
+        for memory, words in zip(self.memories, parts, strict=True):
+            self.b.store(memory, unit.word, words)
+
+    def _parts(self, values: Sequence[Value]) -> list[Value]:
+        """A fetched unit as words, one vector of them for each memory."""
+        if len(values) == 1:
+            return list(values)
+        b = self.b
+        halves = zip(*(split(b, v, self.scheme) for v in values), strict=True)
+        return [words_of(b, (low, high)) for low, high in halves]
+
+    # -- from shared memory to fragments ----------------------------------------------------------
+
+    def fragment(self, part: int, free: Value, step: int, type_: MatType) -> Value:
+        """The fragment at ``free`` words along m (or n) of the tile and ``step`` along the sum.
+
+        Args:
+            part: of the operand, 0 or 1.
+            free: its place along m (or n), from ``place``.
+            step: its first step of the sum.
+            type_: of the fragment.
+        """
+        b = self.b
+        where = b.offset(free, step // 2 if self.summed else step * self.pitch)
+        rows_are_free = type_.use is MatUse.A
+        layout = MatLayout.ROW if rows_are_free == self.summed else MatLayout.COLUMN
+        return b.mat_load(self.memories[part], where, b.index(self.pitch), layout, type_)
+
+    def place(self, subgroup: Value, span: int, at: int) -> Value:
+        """Words from the start of the tile to element ``subgroup * span + at`` along m (or n)."""
+        b = self.b
+        if self.summed:
+            return b.offset(b.scaled(subgroup, span * self.pitch), at * self.pitch)
+        return b.offset(b.scaled(subgroup, span // 2), at // 2)
+
+
+def _zeros(b: Builder, like: Value) -> Value:
+    type_ = like.type
+    assert isinstance(type_, VecType)
+    return b.const(type_, 0.0 if type_.elem.kind == "float" else 0)
