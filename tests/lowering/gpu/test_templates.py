@@ -16,21 +16,12 @@ from vkjit.errors import MissingRuleError
 from vkjit.ir.evaluate import evaluate
 from vkjit.lowering.artifact import Launch
 from vkjit.lowering.compile import compile_program
-from vkjit.lowering.gpu.gemm_schedule import candidates, fits, shared_elements
-from vkjit.lowering.gpu.gemm_tiled import contract
 from vkjit.lowering.gpu.lower import check_sizes
-from vkjit.lowering.kernel.interpret import run
-from vkjit.lowering.kernel.interpret_ops import DTYPES
 from vkjit.lowering.kernel.nodes import Kernel, Load, SubgroupShuffle
-from vkjit.lowering.kernel.types import F32, F64, I32, ScalarType, VecType
-from vkjit.lowering.kernel.views import dense
+from vkjit.lowering.kernel.types import F32, I32, VecType
 from vkjit.lowering.kernel.walk import all_nodes
 from vkjit.lowering.plan.groups import (
     ArrayInfo,
-    ContractGroup,
-    LoadStep,
-    ProductStep,
-    StoreStep,
 )
 from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Target, TargetKind
 from vkjit.lowering.templates.context import TemplateContext
@@ -192,50 +183,6 @@ def test_products(target: Target, sizes: tuple[int, int, int], layout: str) -> N
 def test_products_with_batches_prologues_and_epilogues() -> None:
     x, y, bias = normal(2, 3, 40, 20), normal(2, 3, 20, 36), normal(36)
     check(lambda x, y, c: jnp.tanh(x @ y + c) * 2, x, y, bias, target=LARGE)
-
-
-@pytest.mark.parametrize(("size", "block"), [(64, 32), (1024, 64), (2047, 128), (2048, 128)])
-def test_large_products_use_large_tiles(size: int, block: int) -> None:
-    assert candidates(product(size, size, 64), LARGE)[0].block_m == block
-
-
-@pytest.mark.parametrize("target", [LARGE, MINIMAL_GPU], ids=lambda t: t.name)
-@pytest.mark.parametrize("elem", [F32, F64], ids=repr)
-def test_schedules_keep_to_the_limits(target: Target, elem: ScalarType) -> None:
-    for size in (16, 1000, 4096):
-        group = replace(product(size, size, size), accumulate=elem)
-        schedule = candidates(group, target)[0]
-        assert fits(group, schedule, target)
-        assert shared_elements(schedule) * elem.bytes <= target.shared_bytes
-
-
-def test_large_tiles_are_right_at_the_edges() -> None:
-    """Many small products: enough tiles for the larger schedules at little cost."""
-    x, y = normal(33, 66, 20), normal(33, 20, 70)
-    (kernel,) = check(jnp.matmul, x, y, target=LARGE)
-    assert kernel.workgroup == (16, 16, 1)
-
-
-@pytest.mark.parametrize("elem", [F32, I32], ids=repr)
-def test_the_largest_tiles_are_right_at_the_edges(elem: ScalarType) -> None:
-    m, n, k = 130, 132, 20
-    group = replace(product(m, n, k, elem), accumulate=elem)
-    infos = [ArrayInfo(elem, size) for size in (m * k, k * n, m * n)]
-    schedule = candidates(product(4096, 4096, k), LARGE)[0]
-    assert schedule.block_m == 128
-    (lowered,) = contract(group, schedule, TemplateContext(LARGE, infos))
-    rng = np.random.default_rng(0)
-    x, y = (rng.integers(-9, 9, shape) for shape in ((m, k), (k, n)))
-    out = np.zeros((m, n), DTYPES[elem])
-    arrays = {0: x.astype(out.dtype), 1: y.astype(out.dtype), 2: out}
-    run(lowered.kernel, [arrays[a] for a in lowered.arrays])
-    np.testing.assert_array_equal(out, x @ y)
-
-
-def product(m: int, n: int, k: int, elem: ScalarType = F32) -> ContractGroup:
-    lhs, rhs = LoadStep(0, dense((m, k)), elem), LoadStep(1, dense((k, n)), elem)
-    stores = (StoreStep(0, 2, dense((m, n))),)
-    return ContractGroup((), m, n, k, lhs, rhs, elem, (ProductStep(elem),), stores)
 
 
 # -- limits ---------------------------------------------------------------------------------------

@@ -14,11 +14,10 @@ from dataclasses import replace
 from vkjit.lowering.cpu import gemm_schedule as schedules
 from vkjit.lowering.cpu.gemm_pack import Packed, operand, pack_kernel
 from vkjit.lowering.cpu.gemm_task import Task
-from vkjit.lowering.kernel.views import View, collapse
-from vkjit.lowering.plan.groups import ContractGroup, GatherStep, LoadStep
+from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import ContractSchedule
 from vkjit.lowering.templates.context import Lowered, TemplateContext
-from vkjit.lowering.templates.space import views_of
+from vkjit.lowering.templates.products import swapped, with_few_axes
 
 _MOST_PACKED = 1 << 23
 """Elements of a large operand of a blocked sum: 32 MiB of f32."""
@@ -58,7 +57,7 @@ def contract(
 
 def normalised(group: ContractGroup) -> ContractGroup:
     """The same group with its stores along n where possible, over few batch axes."""
-    return _compact(_swapped(group) if _prefers_m(group) else group)
+    return with_few_axes(swapped(group) if _prefers_m(group) else group)
 
 
 def _prefers_m(group: ContractGroup) -> bool:
@@ -73,52 +72,6 @@ def _prefers_m(group: ContractGroup) -> bool:
         return True
     narrow = group.n <= _NARROW and group.m >= 4 * group.n and group.k >= 4 * _NARROW
     return narrow and group.lhs.view.strides[-2] == 1
-
-
-def _swapped(group: ContractGroup) -> ContractGroup:
-    """The group with m and n exchanged: transposing, lhs becomes rhs."""
-
-    def turned(view: View) -> View:
-        axes = list(range(len(view.shape)))
-        axes[-2:] = axes[-1], axes[-2]
-        return view.permuted(axes)
-
-    return replace(
-        group,
-        m=group.n,
-        n=group.m,
-        lhs=replace(group.rhs, view=turned(group.rhs.view)),
-        rhs=replace(group.lhs, view=turned(group.lhs.view)),
-        body=tuple(
-            replace(s, view=turned(s.view)) if isinstance(s, (LoadStep, GatherStep)) else s
-            for s in group.body
-        ),
-        stores=tuple(replace(s, view=turned(s.view)) for s in group.stores),
-    )
-
-
-def _compact(group: ContractGroup) -> ContractGroup:
-    """The group with batch axes of size 1 dropped and neighbours merged."""
-    views = [group.lhs.view, group.rhs.view, *views_of(group.body, group.stores)]
-    rank = len(group.batch)
-    batch, leads = collapse(group.batch, [v.strides[:rank] for v in views])
-    merged = iter(
-        [
-            View((*batch, *v.shape[rank:]), (*lead, *v.strides[rank:]), v.offset)
-            for v, lead in zip(views, leads, strict=True)
-        ]
-    )
-    return replace(
-        group,
-        batch=batch,
-        lhs=replace(group.lhs, view=next(merged)),
-        rhs=replace(group.rhs, view=next(merged)),
-        body=tuple(
-            replace(s, view=next(merged)) if isinstance(s, (LoadStep, GatherStep)) else s
-            for s in group.body
-        ),
-        stores=tuple(replace(s, view=next(merged)) for s in group.stores),
-    )
 
 
 def _constant_operands(

@@ -13,6 +13,7 @@ from vkjit.lowering.gpu import gemm_naive, gemm_schedule, gemm_tiled
 from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import GpuContract, NaiveSchedule, TiledSchedule
 from vkjit.lowering.templates.context import Lowered, TemplateContext
+from vkjit.lowering.templates.products import swapped, with_few_axes
 
 
 def candidates(group: ContractGroup, context: TemplateContext) -> list[GpuContract]:
@@ -21,6 +22,7 @@ def candidates(group: ContractGroup, context: TemplateContext) -> list[GpuContra
     ``context`` gives the target and the element types of the group's arrays. Matrix units come
     first where they serve the group's types; then what is expected to take the least time.
     """
+    group = normalised(group)
     return [
         *gemm_schedule.candidates(group, context.target),
         *gemm_naive.candidates(context.target),
@@ -31,6 +33,7 @@ def lower_contract(
     group: ContractGroup, schedule: GpuContract, context: TemplateContext
 ) -> list[Lowered]:
     """The kernels of a product under ``schedule``, in order."""
+    group = normalised(group)
     match schedule:
         case TiledSchedule():
             return gemm_tiled.contract(group, schedule, context)
@@ -38,3 +41,11 @@ def lower_contract(
             return gemm_naive.contract(group, schedule, context)
         case _:
             assert_never(schedule)
+
+
+def normalised(group: ContractGroup) -> ContractGroup:
+    """The group as templates are given it: few batch axes, stores along n rather than along m."""
+    strides = group.stores[0].view.strides
+    along_n = group.n > 1 and strides[-1] == 1
+    along_m = group.m > 1 and strides[-2] == 1
+    return with_few_axes(swapped(group) if along_m and not along_n else group)

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import math
 
-from vkjit.lowering.gpu.gemm_fill import multiply_add, number, widened
+from vkjit.lowering.gpu.gemm_epilogue import (
+    buffers_of,
+    finish,
+    multiply_add,
+    number,
+    widened,
+)
 from vkjit.lowering.gpu.grid import Grid, within
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import NaiveSchedule
 from vkjit.lowering.target import Target
-from vkjit.lowering.templates.body import Point, access_of, evaluate, load, store
+from vkjit.lowering.templates.body import Point, load
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.space import coordinates
 
@@ -40,8 +46,7 @@ def contract(
 ) -> list[Lowered]:
     """One kernel: an invocation for each output."""
     b = Builder("gemm_naive", context.target.index_type)
-    extra = {group.lhs.array, group.rhs.array}
-    buffers = Buffers(b, context, access_of(group.body, group.stores, extra))
+    buffers = buffers_of(b, group, context)
     tiles = (-(-group.m // schedule.rows), -(-group.n // schedule.columns))
     grid = Grid(math.prod(group.batch) * math.prod(tiles), context.target)
     with grid.each(b) as position:
@@ -53,12 +58,7 @@ def contract(
             within(b, column, group.n, tiles[1] * schedule.columns),
         ):
             total = _total(b, group, buffers, [*batch, row, column])
-            point = Point(b, [*batch, row, column])
-            product = widened(b, total, group.body[0].type)
-            wanted = {step.value for step in group.stores}
-            values = evaluate(point, buffers, group.body, wanted, {0: product})
-            for step in group.stores:
-                store(point, buffers, step, values[step.value])
+            finish(Point(b, [*batch, row, column]), buffers, group, total)
     workgroup = (schedule.columns, schedule.rows, 1)
     return [Lowered(b.finish(grid.shape, workgroup, group.origin), buffers.arrays)]
 

@@ -1,9 +1,16 @@
-"""Which tiles a product on the GPU uses."""
+"""Which tiles a product on the GPU may use, and how long each is expected to take.
+
+The model counts clocks of a core that multiplies and adds 128 times in each, as those of NVIDIA and
+(in pairs) of AMD do. Its constants were fitted to an H200; only the order of the schedules follows
+from it, and the tuner measures what it lists.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import final
 
+from vkjit.lowering.gpu.gemm_join import MOST_PARTS
 from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import TiledSchedule
 from vkjit.lowering.target import Target
@@ -12,12 +19,40 @@ LANES = 4
 """Consecutive elements in one vector: 16 bytes of float32."""
 PADDING = 4
 """Elements after each row of a tile in shared memory: keeps vectors aligned and banks apart."""
-_ENOUGH_WORKGROUPS = 128
-"""Smaller tiles are chosen until there are so many workgroups: GPUs have about as many cores."""
+_MOST = 16
+"""Schedules that are worth a measurement."""
 
-_LARGE = TiledSchedule(128, 128, 16, 8, 8)
-_MEDIUM = TiledSchedule(64, 64, 16, 4, 4)
-_SMALL = TiledSchedule(32, 32, 16, 4, 4)
+_TILES = tuple(
+    TiledSchedule(*numbers)
+    for numbers in (
+        (128, 128, 16, 8, 8, 2),
+        (128, 128, 16, 8, 8, 1),
+        (128, 128, 8, 8, 8, 2),
+        (128, 64, 16, 8, 4, 2),
+        (64, 128, 16, 4, 8, 2),
+        (64, 64, 16, 8, 8, 2),
+        (64, 64, 16, 4, 4, 2),
+        (64, 64, 16, 4, 4, 1),
+        (64, 64, 32, 4, 4, 1),
+        (64, 32, 32, 4, 4, 1),
+        (32, 64, 32, 4, 4, 1),
+        (32, 32, 32, 4, 4, 2),
+        (32, 32, 16, 4, 4, 1),
+        (64, 16, 32, 4, 4, 2),
+        (16, 64, 32, 4, 4, 2),
+        (128, 16, 16, 4, 4, 2),
+        (16, 128, 16, 4, 4, 2),
+        (16, 16, 64, 1, 1, 1),
+        (16, 16, 32, 1, 1, 2),
+        (16, 16, 16, 1, 1, 1),
+        (8, 8, 8, 1, 1, 1),
+    )
+)
+
+
+def lanes_of(schedule: TiledSchedule) -> int:
+    """Outputs of one vector of an invocation's sums."""
+    return LANES if schedule.tile_m % LANES == schedule.tile_n % LANES == 0 else 1
 
 
 def pitch(block: int) -> int:
@@ -27,13 +62,14 @@ def pitch(block: int) -> int:
 
 def shared_elements(schedule: TiledSchedule) -> int:
     """Elements of shared memory that both tiles take."""
-    return schedule.block_k * (pitch(schedule.block_m) + pitch(schedule.block_n))
+    step = pitch(schedule.block_m) + pitch(schedule.block_n)
+    return schedule.stages * schedule.block_k * step
 
 
 def workgroups(group: ContractGroup, schedule: TiledSchedule) -> int:
-    """Tiles of the product, over all batch indices."""
+    """Tiles of the product, over all batch indices and parts of the sum."""
     rows, columns = -(-group.m // schedule.block_m), -(-group.n // schedule.block_n)
-    return math.prod(group.batch) * rows * columns
+    return math.prod(group.batch) * rows * columns * schedule.split_k
 
 
 def fits(group: ContractGroup, schedule: TiledSchedule, target: Target) -> bool:
@@ -49,17 +85,89 @@ def fits(group: ContractGroup, schedule: TiledSchedule, target: Target) -> bool:
 
 
 def candidates(group: ContractGroup, target: Target) -> list[TiledSchedule]:
-    """The schedules that the target can run, best first.
-
-    The largest tiles that keep all of the device busy come first; small products get small ones.
-    128 x 128 x 16 with 8 x 8 outputs for each invocation reaches 85 % of cuBLAS in float32 on an
-    H200, and half of that size 40 % less, but only where every core has a tile.
-    """
-    able = [s for s in (_LARGE, _MEDIUM, _SMALL) if fits(group, s, target)]
-    return sorted(able, key=lambda s: _is_idle(group, s))
+    """The schedules that the target can run, those first that should take the least time."""
+    able = [s for tile in _TILES for s in _split(group, tile, target) if fits(group, s, target)]
+    return sorted(able, key=_Model(group, target).clocks)[:_MOST]
 
 
-def _is_idle(group: ContractGroup, schedule: TiledSchedule) -> bool:
-    """Whether there are too few tiles to keep the device busy."""
-    smallest = schedule == _SMALL
-    return not smallest and workgroups(group, schedule) < _ENOUGH_WORKGROUPS
+def _split(group: ContractGroup, tile: TiledSchedule, target: Target) -> list[TiledSchedule]:
+    """The schedule, and where it has few tiles also with its sum in parts."""
+    tiles = max(1, workgroups(group, tile))
+    most = min(MOST_PARTS, group.k // max(tile.block_k, 32))
+    wanted = {1, *(times * cores(target) // tiles for times in (1, 2, 4))}
+    numbers = {f: getattr(tile, f) for f in tile.__slots__}
+    return [
+        TiledSchedule(**{**numbers, "split_k": parts})
+        for parts in sorted(wanted)
+        if parts == 1 or 1 < parts <= most
+    ]
+
+
+def cores(target: Target) -> int:
+    """Cores of the device: what it says, or as many as a middling one has."""
+    return target.cores or 64
+
+
+@final
+class _Model:
+    """Expected clocks of one product under different schedules."""
+
+    _LAUNCH = 4000.0
+    """From one kernel to the next."""
+    _START = 1500.0
+    """A workgroup's first loads, and its stores."""
+    _LATENCY = 900.0
+    """Global memory and a barrier, where nothing else runs meanwhile."""
+    _STAGING = 0.25
+    """One element on its way to shared memory, in all invocations together."""
+    _MEMORY = 16.0
+    """Bytes that a core's share of memory moves in a clock."""
+    _CACHE = 40.0
+    """Bytes that its share of the second-level cache moves."""
+
+    def __init__(self, group: ContractGroup, target: Target) -> None:
+        self.group = group
+        self.cores = cores(target)
+        self.batch = math.prod(group.batch)
+        self.types = group.lhs.type.bytes, group.rhs.type.bytes
+
+    def clocks(self, s: TiledSchedule) -> float:
+        """From the start of the first kernel to the end of the last."""
+        group = self.group
+        count = max(1, workgroups(group, s))
+        steps = max(1, -(-group.k // (s.block_k * s.split_k)))
+        beside = min(self._beside(s), -(-count // self.cores))
+        work = s.block_m * s.block_n * s.block_k / (128 * self._efficiency(s))
+        work += self._STAGING * (s.block_m + s.block_n) * s.block_k
+        wait = self._LATENCY * (0.7 if s.stages > 1 else 1.0)
+        rounds = count / (self.cores * beside)
+        rounds = math.ceil(rounds) if rounds < 2 else rounds + 0.5
+        busy = rounds * (self._START + steps * max(beside * work, work + wait))
+        return max(busy, self._traffic(s, count * steps)) + self._LAUNCH + self._join(s)
+
+    def _traffic(self, s: TiledSchedule, tiles: int) -> float:
+        """Clocks for bytes: operands and outputs once from memory, tiles from the cache."""
+        group, (lhs, rhs) = self.group, self.types
+        once = group.m * group.k * lhs + group.n * group.k * rhs + 4 * group.m * group.n
+        staged = tiles * s.block_k * (s.block_m * lhs + s.block_n * rhs)
+        memory = self.batch * once / (self._MEMORY * self.cores)
+        return max(memory, staged / (self._CACHE * self.cores))
+
+    def _join(self, s: TiledSchedule) -> float:
+        """Clocks of the second kernel, and for the parts that the first one writes."""
+        if s.split_k == 1:
+            return 0.0
+        nbytes = 4 * (2 * s.split_k + 1) * self.batch * self.group.m * self.group.n
+        return self._LAUNCH + self._START + nbytes / (self._CACHE * self.cores)
+
+    def _beside(self, s: TiledSchedule) -> int:
+        """Workgroups that one core runs at a time: registers, shared memory and threads allow."""
+        x, y, _ = s.workgroup
+        registers = s.tile_m * s.tile_n + 4 * (s.tile_m + s.tile_n) + 24
+        shared = shared_elements(s) * self.group.accumulate.bytes
+        return max(1, min(16, 65536 // (registers * x * y), 98304 // shared, 2048 // (x * y)))
+
+    def _efficiency(self, s: TiledSchedule) -> float:
+        """Part of the multiply-adds that loads from shared memory leave room for."""
+        reads = 1 / s.tile_m + 1 / s.tile_n
+        return 0.85 / (1 + (1.4 if lanes_of(s) > 1 else 4.0) * reads)

@@ -1,44 +1,91 @@
 """Products on the GPU: tiles of both operands in shared memory, a small tile in registers.
 
-Each invocation keeps 4 x 4 outputs, or 2 x 2 blocks of 4 x 4 half a tile apart, as vectors along n;
-the next tiles are fetched to registers while the present ones are multiplied. Operands are read
-through any strides, as vectors where one axis is contiguous; edges are guarded.
+Each invocation keeps 1 x 1 outputs, or 4 x 4, or several such blocks an equal part of the tile
+apart, as vectors along n. The next tiles are fetched to registers while the present ones are
+multiplied. With two stages in shared memory they go to the other one, and one barrier a step is
+enough. Operands are read through any strides, as vectors where one axis is contiguous.
+
+Tiles at the edge of the product test what they read and write; the others do not: one test for
+each workgroup says which it is. Where k is no multiple of a step, the sum begins with its last,
+partial step, so that the loop has whole ones only.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import final
 
-from vkjit.lowering.gpu.gemm_fill import Staging, clamped, multiply_add, number, widened
-from vkjit.lowering.gpu.gemm_schedule import LANES, pitch
+from vkjit.lowering.gpu.gemm_epilogue import (
+    buffers_of,
+    finish,
+    multiply_add,
+    number,
+    stores_vectors,
+)
+from vkjit.lowering.gpu.gemm_fill import Guards, Staging
+from vkjit.lowering.gpu.gemm_join import split_sum
+from vkjit.lowering.gpu.gemm_schedule import lanes_of, pitch
 from vkjit.lowering.gpu.grid import Grid, within
 from vkjit.lowering.kernel.build import Builder
-from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.types import Scratch
+from vkjit.lowering.kernel.nodes import Const, Value
+from vkjit.lowering.kernel.types import BinOp, CmpOp
 from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import TiledSchedule
-from vkjit.lowering.templates.body import Point, access_of, evaluate, store
+from vkjit.lowering.templates.body import Point
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
-from vkjit.lowering.templates.space import coordinates, views_of
+from vkjit.lowering.templates.space import coordinates
+
+_UNROLLED = 128
+"""Vector multiply-adds between two tests of the loop over one tile, at most."""
 
 
 def contract(
     group: ContractGroup, schedule: TiledSchedule, context: TemplateContext
 ) -> list[Lowered]:
-    """One kernel: a workgroup for each tile of the product and each batch index."""
+    """A workgroup for each tile of the product, batch index and part of the sum."""
+    lower = partial(_kernel, schedule, context)
+    return split_sum(group, schedule.split_k, context, lower)
+
+
+def _kernel(
+    schedule: TiledSchedule, context: TemplateContext, group: ContractGroup
+) -> list[Lowered]:
     b = Builder("gemm_tiled", context.target.index_type)
-    extra = {group.lhs.array, group.rhs.array}
-    buffers = Buffers(b, context, access_of(group.body, group.stores, extra))
+    buffers = buffers_of(b, group, context)
     tiles = (-(-group.m // schedule.block_m), -(-group.n // schedule.block_n))
     grid = Grid(math.prod(group.batch) * math.prod(tiles), context.target)
     with grid.each(b) as position:
         *batch, tile_m, tile_n = coordinates(b, position, (*group.batch, *tiles))
         first = (b.scaled(tile_m, schedule.block_m), b.scaled(tile_n, schedule.block_n))
-        _Tile(b, group, schedule, buffers).emit(batch, first)
+        tile = _Tile(b, group, schedule, buffers)
+        whole = _is_whole(b, group, schedule, (tile_m, tile_n))
+        if isinstance(whole, bool):
+            tile.emit(batch, first, Guards(edges=not whole))
+        else:
+            branch = b.branch(whole)
+            with branch.then():
+                tile.emit(batch, first, Guards(edges=False))
+            with branch.otherwise():
+                tile.emit(batch, first, Guards(edges=True))
     kernel = b.finish(grid.shape, schedule.workgroup, group.origin)
     return [Lowered(kernel, buffers.arrays)]
+
+
+def _is_whole(
+    b: Builder, group: ContractGroup, s: TiledSchedule, tile: tuple[Value, Value]
+) -> Value | bool:
+    """Whether a tile lies inside the product: for all tiles, or as a test of this one."""
+    ragged = [
+        (at, size // block)
+        for at, size, block in zip(tile, (group.m, group.n), (s.block_m, s.block_n), strict=True)
+        if size % block
+    ]
+    if not ragged or any(whole == 0 for _, whole in ragged):
+        return not ragged
+    tests = [b.compare(CmpOp.LT_U, at, b.index(whole)) for at, whole in ragged]
+    return tests[0] if len(tests) == 1 else b.binary(BinOp.AND, *tests)
 
 
 @final
@@ -53,105 +100,133 @@ class _Tile:
         self.s = schedule
         self.buffers = buffers
         self.staging = Staging(b, group, schedule, buffers)
+        self.lanes = lanes_of(schedule)
         self.rows = self.offsets(1, schedule.tile_m, schedule.block_m)
         self.columns = self.offsets(0, schedule.tile_n, schedule.block_n)
 
     def offsets(self, axis: int, tile: int, block: int) -> list[Value]:
-        """First row (or column) in the tile of each of this invocation's blocks of 4."""
-        b, blocks = self.b, tile // LANES
-        local = b.scaled(b.local_id(axis), LANES)
+        """First row (or column) in the tile of each of this invocation's blocks."""
+        b, blocks = self.b, tile // self.lanes
+        local = b.scaled(b.local_id(axis), self.lanes)
         return [b.offset(local, number * block // blocks) for number in range(blocks)]
 
-    def emit(self, batch: Sequence[Value], first: tuple[Value, Value]) -> None:
-        """Sums over blocks of k, then the epilogue of every output."""
+    def emit(self, batch: Sequence[Value], first: tuple[Value, Value], guards: Guards) -> None:
+        """Sums over the steps of k, then the epilogue of every output."""
         b, s = self.b, self.s
-        zero = b.splat(number(b, self.group.accumulate, 0), LANES)
+        zero = b.splat(number(b, self.group.accumulate, 0), self.lanes)
         sums = [zero] * (s.tile_m * len(self.columns))
         if self.group.k:
-            sums = self.summed(batch, first, sums)
-        self.epilogue(batch, first, sums)
+            sums = self.summed(batch, first, guards, sums)
+        self.epilogue(batch, first, guards, sums)
 
     def summed(
-        self, batch: Sequence[Value], first: tuple[Value, Value], zeros: list[Value]
-    ) -> list[Value]:
+        self,
+        batch: Sequence[Value],
+        first: tuple[Value, Value],
+        guards: Guards,
+        sums: Sequence[Value],
+    ) -> Sequence[Value]:
         """The product's elements of this invocation."""
-        b, s, k = self.b, self.s, self.group.k
-        units = self.staging.fetch(batch, first, b.index(0))
-        if k <= s.block_k:
-            self.staging.put(units)
-            b.barrier()
-            return self.block(zeros)
-        count = len(zeros)
-        last = k - s.block_k if k % s.block_k == 0 else k
-        with b.loop(b.index(0), b.index(k), b.index(s.block_k), [*zeros, *units], hint="k") as loop:
-            b.barrier()
-            self.staging.put(loop.carried[count:])
-            b.barrier()
-            following = clamped(b, b.offset(loop.index, s.block_k), last)
-            units = self.staging.fetch(batch, first, following)
-            loop.yields(*self.block(loop.carried[:count]), *units)
-        return list(loop.results[:count])
+        b, s, k, staging = self.b, self.s, self.group.k, self.staging
+        rest = k % s.block_k
+        low, high = (0, k - rest) if rest else (s.block_k, k)
+        ahead = Guards(guards.edges, end=bool(rest))
+        units = staging.fetch(batch, first, b.index(k - rest if rest else 0), ahead)
+        staging.put(units, self.stage(b.index(low), 1))
+        b.barrier()
+        if low < high:
+            step = b.index(s.block_k)
+            with b.loop(b.index(low), b.index(high), step, sums, hint="k") as loop:
+                units = staging.fetch(batch, first, loop.index, guards)
+                after = self.block(loop.carried, self.stage(loop.index, 1))
+                if s.stages == 1:
+                    b.barrier()
+                staging.put(units, self.stage(loop.index, 0))
+                b.barrier()
+                loop.yields(*after)
+            sums = loop.results
+        return self.block(sums, self.stage(b.index(max(low, high)), 1))
 
-    def block(self, sums: Sequence[Value]) -> list[Value]:
-        """``block_k`` outer products of register tiles, a few at a time."""
+    def stage(self, k: Value, before: int) -> Value:
+        """The stage of the tile that is fetched at step ``k``, or of that ``before`` it."""
         b, s = self.b, self.s
-        unroll = min(s.tile_m, s.block_k)
-        step = b.index(unroll)
-        with b.loop(b.index(0), b.index(s.block_k), step, sums, hint="kk") as loop:
-            out = list(loop.carried)
-            for ahead in range(unroll):
-                out = self.outer_product(b.offset(loop.index, ahead), out)
+        if s.stages == 1:
+            return b.index(0)
+        shift = s.block_k.bit_length() - 1
+        if isinstance(k, Const) and isinstance(k.value, int):
+            return b.index(((k.value >> shift) - before) & 1)
+        turn = b.binary(BinOp.SHR_L, k, b.index(shift))
+        return b.binary(BinOp.AND, b.offset(turn, -before), b.index(1))
+
+    def block(self, sums: Sequence[Value], stage: Value) -> Sequence[Value]:
+        """The outer products of all steps of one tile, in registers."""
+        b, s = self.b, self.s
+        each = s.tile_m * len(self.columns)
+        unroll = max(1, min(s.block_k, _UNROLLED // each))
+        bases = (self.staging.stage(0, stage), self.staging.stage(1, stage))
+        if unroll == s.block_k:
+            for step in range(unroll):
+                sums = self.outer_product(bases, b.index(step), sums)
+            return sums
+        ahead = b.index(unroll)
+        with b.loop(b.index(0), b.index(s.block_k), ahead, sums, hint="kk") as loop:
+            out: Sequence[Value] = loop.carried
+            for step in range(unroll):
+                out = self.outer_product(bases, b.offset(loop.index, step), out)
             loop.yields(*out)
-        return list(loop.results)
+        return loop.results
 
-    def outer_product(self, step: Value, sums: Sequence[Value]) -> list[Value]:
+    def outer_product(
+        self, bases: tuple[Value, Value], step: Value, sums: Sequence[Value]
+    ) -> list[Value]:
         """One step of the sum for every output."""
-        b, s = self.b, self.s
-        lhs = self.vectors(self.staging.lhs, step, self.rows, s.block_m)
-        rhs = self.vectors(self.staging.rhs, step, self.columns, s.block_n)
-        left = [b.splat(b.extract(v, lane), LANES) for v in lhs for lane in range(LANES)]
+        b = self.b
+        lhs, rhs = (
+            self.vectors(side, b.add(bases[side], b.scaled(step, pitch(block))))
+            for side, block in enumerate((self.s.block_m, self.s.block_n))
+        )
+        left = [
+            b.splat(b.extract(v, lane), self.lanes) if self.lanes > 1 else v
+            for v in lhs
+            for lane in range(self.lanes)
+        ]
         return [
             multiply_add(b, x, y, sums[i * len(rhs) + j])
             for i, x in enumerate(left)
             for j, y in enumerate(rhs)
         ]
 
-    def vectors(
-        self, memory: Scratch, step: Value, starts: Sequence[Value], block: int
-    ) -> list[Value]:
-        """This invocation's elements of one step of a tile."""
-        b, base = self.b, self.b.scaled(step, pitch(block))
-        return [b.load(memory, b.add(base, start), LANES) for start in starts]
+    def vectors(self, side: int, base: Value) -> list[Value]:
+        """This invocation's elements of one step of the left or right tile."""
+        b, memory = self.b, self.staging.sides[side].memory
+        starts = (self.rows, self.columns)[side]
+        return [b.load(memory, b.add(base, start), self.lanes) for start in starts]
 
     def epilogue(
-        self, batch: Sequence[Value], first: tuple[Value, Value], sums: Sequence[Value]
+        self,
+        batch: Sequence[Value],
+        first: tuple[Value, Value],
+        guards: Guards,
+        sums: Sequence[Value],
     ) -> None:
         """Body and stores for every output of this invocation that lies inside the product."""
-        b, s, group = self.b, self.s, self.group
-        reach_m = -(-group.m // s.block_m) * s.block_m
-        reach_n = -(-group.n // s.block_n) * s.block_n
-        views = views_of(group.body, group.stores)
-        whole = group.n % LANES == 0 and all(v.strides[-1] in (0, 1) for v in views)
+        b, s, group, lanes = self.b, self.s, self.group, self.lanes
+        reach_m = -(-group.m // s.block_m) * s.block_m if guards.edges else group.m
+        reach_n = -(-group.n // s.block_n) * s.block_n if guards.edges else group.n
+        vectors = stores_vectors(group, lanes)
+        axis = len(batch) + 1
         for i in range(s.tile_m):
-            row = b.add(first[0], b.offset(self.rows[i // LANES], i % LANES))
-            for j, start in enumerate(self.columns):
-                total = sums[i * len(self.columns) + j]
-                column = b.add(first[1], start)
-                with within(b, row, group.m, reach_m):
-                    if whole:
+            row = b.add(first[0], b.offset(self.rows[i // lanes], i % lanes))
+            with within(b, row, group.m, reach_m):
+                for j, start in enumerate(self.columns):
+                    total, column = sums[i * len(self.columns) + j], b.add(first[1], start)
+                    if vectors:
                         with within(b, column, group.n, reach_n):
-                            self.finish(Point(b, [*batch, row, column], len(batch) + 1, 4), total)
+                            point = Point(b, [*batch, row, column], axis, lanes)
+                            finish(point, self.buffers, group, total)
                         continue
-                    for lane in range(LANES):
+                    for lane in range(lanes):
                         at = b.offset(column, lane)
                         with within(b, at, group.n, reach_n):
-                            self.finish(Point(b, [*batch, row, at]), b.extract(total, lane))
-
-    def finish(self, point: Point, total: Value) -> None:
-        """Body and stores for one output or one vector of them."""
-        group = self.group
-        product = widened(self.b, total, group.body[0].type)
-        wanted = {step.value for step in group.stores}
-        values = evaluate(point, self.buffers, group.body, wanted, {0: product})
-        for step in group.stores:
-            store(point, self.buffers, step, values[step.value])
+                            point = Point(b, [*batch, row, at])
+                            finish(point, self.buffers, group, b.extract(total, lane))
