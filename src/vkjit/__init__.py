@@ -19,6 +19,7 @@ from vkjit.dtypes import enable_x64
 from vkjit.lax import stop_gradient
 from vkjit.runtime import available_devices as devices
 from vkjit.runtime import explain_devices as info
+from vkjit.runtime.profiling import Profile, profile
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ __all__ = [
     "Array",
     "Lowered",
     "MemoryReport",
+    "Profile",
     "Ref",
     "ShapeDtypeStruct",
     "default_device",
@@ -46,6 +48,7 @@ __all__ = [
     "nn",
     "numpy",
     "optim",
+    "profile",
     "random",
     "stop_gradient",
     "tree",

@@ -100,8 +100,12 @@ class DeviceArray(Array):
 
     def block_until_ready(self) -> DeviceArray:
         """The array itself, once the work that writes it is done."""
-        self.buffer.device.synchronize()
+        self.buffer.wait()
         return self
+
+    def is_ready(self) -> bool:
+        """Whether the work that writes the array is done; reading it earlier waits for that."""
+        return self.buffer.is_ready()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         return np.array(self.numpy()).__dlpack__(**kwargs)

@@ -286,10 +286,11 @@ def test_profile_times_each_step(cpu: CpuDevice) -> None:
         Launch(binary(BinOp.ADD), (whole(1), whole(1), whole(0))),
         Copy(whole(0), whole(2)),
     )
-    (y,), seconds = cpu.load(plan).profile([cpu.upload(ramp())])
+    (y,), times = cpu.load(plan).timed([cpu.upload(ramp())])
     np.testing.assert_array_equal(read(cpu, y), 2 * ramp())
-    assert len(seconds) == 2
-    assert all(0 <= s < 60 for s in seconds)
+    assert len(times) == 2
+    assert all(0 <= t.seconds < 60 for t in times)
+    assert times[1].begin == times[0].begin + times[0].seconds
 
 
 def test_equal_plans_share_code(cpu: CpuDevice) -> None:

@@ -21,6 +21,7 @@ from vkjit.errors import ArgumentError, DonatedBufferError, InternalError, Stati
 from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
 from vkjit.runtime.device import Device, Loaded
+from vkjit.runtime.profiling import active
 from vkjit.trace import Traced, aval_of, trace, tracing
 
 Function = Callable[..., Any]
@@ -49,7 +50,11 @@ class Executable:
         if self.donated:
             _check_donation(leaves, self.donated)
         try:
-            outs = self.loaded.run(buffers, self.donated)
+            measured = active.profile
+            if measured is None:
+                outs = self.loaded.run(buffers, self.donated)
+            else:
+                outs = measured.run(self.loaded, self.lowered.plan, buffers, self.donated)
         except InternalError:
             _require_alive(leaves)
             raise

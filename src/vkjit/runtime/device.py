@@ -7,7 +7,7 @@ the work that writes it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, final
@@ -131,10 +131,8 @@ class Loaded(ABC):
 
     def timed(
         self, inputs: Sequence[DeviceBuffer], donated: Collection[int] = ()
-    ) -> tuple[list[DeviceBuffer], Callable[[], list[StepTime]]]:
-        """As :meth:`run`, with a function that waits and gives the time of each step of the plan.
-
-        That function can be called once.
+    ) -> tuple[list[DeviceBuffer], list[StepTime]]:
+        """As :meth:`run`, step by step, with the time of each step of the plan; waits for it.
 
         Raises:
             MissingRuleError: the device cannot measure its steps.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter, itemgetter
@@ -30,6 +31,7 @@ from vkjit.runtime.device import (
     HostArray,
     Loaded,
     MemoryStats,
+    StepTime,
     indices,
     taken_over,
 )
@@ -221,18 +223,23 @@ class CpuLoaded(Loaded):
         """Runs the plan on the calling thread and the workers; returns when it is done."""
         return self._call(inputs, donated, self._run)
 
-    def profile(
+    def timed(
         self, inputs: Sequence[DeviceBuffer], donated: Collection[int] = ()
-    ) -> tuple[list[DeviceBuffer], list[float]]:
-        """As ``run``, with the seconds that each step of the plan took."""
-        times = np.zeros(self._steps, np.int64)
-        address = times.ctypes.data
+    ) -> tuple[list[DeviceBuffer], list[StepTime]]:
+        """As ``run``, with the time of each step of the plan."""
+        durations = np.zeros(self._steps, np.int64)  # nanoseconds
+        address = durations.ctypes.data
 
-        def timed(bases: bytes) -> None:
+        def measured(bases: bytes) -> None:
             self._profile(bases, address)
 
-        outputs = self._call(inputs, donated, timed)
-        return outputs, [float(t) * 1e-9 for t in times]
+        begin = time.perf_counter()
+        outputs = self._call(inputs, donated, measured)
+        times: list[StepTime] = []
+        for nanoseconds in durations.tolist():
+            times.append(StepTime(begin, nanoseconds * 1e-9))
+            begin += nanoseconds * 1e-9
+        return outputs, times
 
     def _call(
         self,

@@ -46,6 +46,7 @@ class VulkanLoaded(Loaded):
         "_outputs",
         "_ring",
         "_taken",
+        "_timed",
         "device",
         "layout",
         "parts",
@@ -59,6 +60,7 @@ class VulkanLoaded(Loaded):
         self.device = device
         self.plan = plan
         self._ring: deque[Recording] = deque()
+        self._timed: Recording | None = None
         self._constants = list(constants)
         self._inputs = len(indices(plan, Role.INPUT))
         outputs = [plan.buffers[i] for i in indices(plan, Role.OUTPUT)]
@@ -86,8 +88,7 @@ class VulkanLoaded(Loaded):
 
     def __del__(self) -> None:
         # Collection of garbage may come at any point and in any thread: no lock can be taken.
-        ring, self._ring = self._ring, deque[Recording]()
-        self.device.retire(ring)
+        self.device.retire(self._dropped())
 
     def run(
         self, inputs: Sequence[DeviceBuffer], donated: Collection[int] = ()
@@ -97,31 +98,22 @@ class VulkanLoaded(Loaded):
 
     def timed(
         self, inputs: Sequence[DeviceBuffer], donated: Collection[int] = ()
-    ) -> tuple[list[DeviceBuffer], Callable[[], list[StepTime]]]:
+    ) -> tuple[list[DeviceBuffer], list[StepTime]]:
         """As ``run``, one step after another, with the times that the device measured."""
         queue = self.device.queue
-        made: list[Recording] = []
-
-        def measuring() -> Recording:
-            count = sum(map(len, self.parts))
-            made.append(self._new(Timestamps(self.device.logical, count)))
-            return made[0]
-
-        queue.settle(queue.submitted)  # so that the first step starts when it is submitted
+        queue.wait(queue.submitted)  # so that the first step begins when it is submitted
         started = time.perf_counter()
-        try:
-            outputs = self._call(inputs, donated, measuring)
-        except BaseException:
-            self.device.retire(made)
-            raise
+        recording = self._measuring()
+        outputs = self._call(inputs, donated, self._measuring)
+        queue.wait(recording.busy)
+        return outputs, self._step_times(recording, started)
 
-        def times() -> list[StepTime]:
-            queue.wait(made[0].busy)
-            found = self._step_times(made[0], started)
-            self.device.retire(made)
-            return found
-
-        return outputs, times
+    def _measuring(self) -> Recording:
+        """The recording with timestamps, made at the first profile; it never runs twice at once."""
+        if self._timed is None:
+            count = sum(map(len, self.parts))
+            self._timed = self._new(Timestamps(self.device.logical, count))
+        return self._timed
 
     def _step_times(self, recording: Recording, started: float) -> list[StepTime]:
         """From pieces to steps, and from the device's clock to the host's."""
@@ -209,6 +201,11 @@ class VulkanLoaded(Loaded):
 
     def close(self) -> None:
         """Waits for this plan and gives its recordings back."""
-        ring, self._ring = self._ring, deque[Recording]()
-        self.device.retire(ring)
+        self.device.retire(self._dropped())
         self.device.reap()
+
+    def _dropped(self) -> list[Recording]:
+        """All recordings, which belong to the plan no more."""
+        dropped = [*self._ring, *([self._timed] if self._timed else [])]
+        self._ring, self._timed = deque[Recording](), None
+        return dropped
