@@ -178,6 +178,8 @@ class _Partitioner:
             if found is not None:
                 target.origin.setdefault(self.space.origin)
                 return target, found
+        for bound in [b for b in operands if b.lazy is not None]:
+            self.space.placed(bound)  # before the new cluster, which reads it
         cluster = self.space.new_cluster(shape)
         return cluster, self.space.identity(cluster)
 

@@ -16,9 +16,9 @@ def phases(group: LoopGroup) -> dict[int, int]:
 
 
 def full_values(group: LoopGroup) -> set[int]:
-    """Values that vary along a reduced axis."""
+    """Values that vary along a reduced axis, or are stored for each element of one."""
     split = len(group.shape) - group.reduced
-    full: set[int] = set()
+    full = {s.value for s in group.stores if any(s.view.strides[split:])}
     for number, step in enumerate(group.body):
         if isinstance(step, ReduceStep):
             continue
