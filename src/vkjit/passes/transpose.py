@@ -7,7 +7,9 @@ from typing import final
 
 from vkjit.ir.primitive import Linear, Tangent, Value
 from vkjit.ir.program import Atom, Eqn, Program, Var
-from vkjit.ops.structural import add, zeros
+from vkjit.ops.movement import Slice
+from vkjit.ops.structural import zeros
+from vkjit.passes.cotangents import Cotangents
 from vkjit.trace import bind_outs, in_region, new_region, source_of
 
 
@@ -26,23 +28,26 @@ def transpose(
     """
     count = len(residuals)
     known = _Known(program, residuals)
-    sums: dict[Var, Value] = {}
+    sums = Cotangents()
     for result, ct in zip(program.results, cotangents, strict=True):
         if isinstance(result, Var) and result in known.linear and ct is not None:
-            _accumulate(sums, result, ct)
+            sums.add(result, ct)
     for eqn in reversed(known.pending):
-        cts = [sums.pop(v, None) for v in eqn.outs]
-        if all(ct is None for ct in cts):
-            continue
         with source_of(eqn):
+            cts = [sums.take(v) for v in eqn.outs]
+            if all(ct is None for ct in cts):
+                continue
             pairs = zip(eqn.outs, cts, strict=True)
             filled = [zeros(v.aval) if ct is None else ct for v, ct in pairs]
+            if isinstance(eqn.prim, Slice) and isinstance(eqn.args[0], Var):
+                sums.add_slice(eqn.args[0], eqn.prim, filled[0])
+                continue
             args = [known.argument(a) for a in eqn.args]
             outs = eqn.prim.transpose(filled, args)
             for arg, ct in zip(eqn.args, outs, strict=True):
                 if ct is not None and isinstance(arg, Var):
-                    _accumulate(sums, arg, ct)
-    return [sums.get(v) for v in program.params[count:]]
+                    sums.add(arg, ct)
+    return [sums.take(v) for v in program.params[count:]]
 
 
 @final
@@ -89,8 +94,3 @@ class _Known:
             with source_of(eqn), in_region(self.region):
                 self.values.update(zip(eqn.outs, bind_outs(eqn.prim, *args), strict=True))
         return self.values[var]
-
-
-def _accumulate(sums: dict[Var, Value], var: Var, ct: Value) -> None:
-    before = sums.get(var)
-    sums[var] = ct if before is None else add(before, ct)
