@@ -169,7 +169,9 @@ def _lines(x: Value, where: Value, axis: int) -> Value:
         if i != axis and wide[i] > 1:
             offset = arithmetic.mul(movement.iota(dtypes.int32, wide, i), np.int32(step))
             flat = structural.add(flat, offset)
-    return indexing.gather(reshaped(x, (int(np.prod(shape, dtype=np.int64)),)), flat, 0)
+    one_of_each = axis == len(shape) - 1 and wide[axis] == 1 and shape[axis] > 0
+    line = shape[axis] if one_of_each else 0
+    return indexing.gather(reshaped(x, (int(np.prod(shape, dtype=np.int64)),)), flat, 0, line)
 
 
 def diagonal(

@@ -14,7 +14,7 @@ from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Array, Kind, Linear, Op, Remat, Sample, Tangent, Traits, Value
 from vkjit.lowering.kernel.specs import GatherSpec, KernelSpec, ScatterAddSpec
 from vkjit.ops.arithmetic import mul
-from vkjit.ops.compare import ge, lt
+from vkjit.ops.compare import eq, ge, lt
 from vkjit.ops.extrema import clamp
 from vkjit.ops.logical import and_, select
 from vkjit.ops.movement import iota
@@ -43,9 +43,13 @@ class Gather(Op):
     """``out[a, i..., c] = x[a, indices[i...], c]`` along ``axis``.
 
     Operands are (x, indices), indices i32 of any shape; those out of range clamp to the ends.
+
+    With ``line``, x has rank 1 and index number i lies in ``[i * line, (i + 1) * line)``: each line
+    gives one element. The transpose then compares positions instead of scattering.
     """
 
     axis: int
+    line: int = 0
 
     traits: ClassVar[Traits] = Traits(Kind.INDEXED, Remat.COSTLY, linear_in=(0,))
 
@@ -53,6 +57,11 @@ class Gather(Op):
         """Indices are i32; something is there to gather."""
         x, indices = avals
         _check(self.name, x, indices, self.axis)
+        if self.line and x.shape != (indices.size * self.line,):
+            raise ShapeError(
+                f"gather: operand {x} and indices {indices} for lines of {self.line} elements; "
+                "expected one index for each line"
+            )
         if x.shape[self.axis] == 0 and indices.size:
             raise IndexingError(
                 f"gather: operand {x} is empty along axis {self.axis}, indices {indices}; "
@@ -79,9 +88,19 @@ class Gather(Op):
         """Adds each cotangent where its element came from."""
         x, indices = args
         assert isinstance(x, Linear)
+        if self.line:
+            return self._to_lines(cotangents[0], x.aval, indices), None
         last = np.int32(max(x.aval.shape[self.axis] - 1, 0))
         inside = clamp(np.int32(0), indices, last)
         return scatter_add(zeros(x.aval), inside, cotangents[0], self.axis), None
+
+    def _to_lines(self, ct: Value, of: Aval, indices: Value) -> Value:
+        """The cotangent at the chosen position of each line, zeros elsewhere."""
+        shape = (aval_of(indices).size, self.line)
+        positions = reshape(iota(dtypes.int32, of.shape, 0), shape)
+        chosen, there = (broadcast(reshape(v, shape[:1]), shape, (0,)) for v in (indices, ct))
+        placed = select(eq(positions, chosen), there, of.dtype.type(0))
+        return reshape(placed, of.shape)
 
     def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
         """One of both batched needs views only; both become one gather over rows of the batch."""
@@ -92,7 +111,7 @@ class Gather(Op):
             out = gather(x, indices, self.axis)
             return permute(out, _front(self.axis, aval_of(out).ndim))
         rows, flat, order = _flattened(x, indices, self.axis)
-        return permute(gather(rows, flat, 0), order)
+        return permute(gather(rows, flat, 0, self.line), order)
 
     def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
         """A gather."""
@@ -110,7 +129,8 @@ class Gather(Op):
         for dtype in (dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint32, dtypes.bool_):
             pair = aval((5, 3), dtype), aval((7,), dtypes.int32)
             made.append(Sample(cls(0), pair, 0.0, 7.0))
-        return made
+        one_line = aval((5,), dtypes.float32), aval((1, 1), dtypes.int32)
+        return [*made, Sample(cls(0, line=5), one_line, 0.0, 4.0)]
 
 
 def _front(axis: int, rank: int) -> Ints:
@@ -276,9 +296,9 @@ def _inverse(order: Ints) -> Ints:
     return tuple(order.index(i) for i in range(len(order)))
 
 
-def gather(x: Value, indices: Value, axis: int) -> Value:
+def gather(x: Value, indices: Value, axis: int, line: int = 0) -> Value:
     """Elements of ``x`` along ``axis`` at i32 ``indices``, which clamp to the range."""
-    return bind(Gather(axis), x, indices)
+    return bind(Gather(axis, line), x, indices)
 
 
 def scatter_add(x: Value, indices: Value, updates: Value, axis: int) -> Value:
