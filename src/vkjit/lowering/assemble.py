@@ -7,14 +7,21 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from vkjit.errors import ArgumentError
+from vkjit.errors import ArgumentError, InternalError
 from vkjit.lowering.artifact import Launch, Plan, PlannedBuffer, Range, Role
 from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.kernel.types import Access
-from vkjit.lowering.plan.groups import IOTA, GatherStep, Group, LoadStep, LoopGroup
+from vkjit.lowering.plan.groups import (
+    IOTA,
+    ContractGroup,
+    GatherStep,
+    Group,
+    LoadStep,
+    LoopGroup,
+)
 from vkjit.lowering.plan.hazards import barriers
 from vkjit.lowering.plan.memory import Arena, arena, lifetimes
-from vkjit.lowering.plan.order import Use, by_levels
+from vkjit.lowering.plan.order import Order, Use, by_levels
 
 Pairs = frozenset[tuple[int, int]]
 SizeOf = Callable[[int], int]
@@ -53,10 +60,14 @@ class KernelStep:
 def updated_in_place(group: Group) -> Pairs:
     """Pairs (read, written) that may be one memory: every element is read where it is written.
 
-    That holds in a pointwise group whose only read of the one array and only write of the other
-    have the same view.
+    That holds in a pointwise group, and in the epilogue of a product, for an array whose only read
+    has the view of the only write of the other.
     """
-    if not isinstance(group, LoopGroup) or group.reduced:
+    if isinstance(group, ContractGroup):
+        operands = {group.lhs.array, group.rhs.array}
+    elif isinstance(group, LoopGroup) and not group.reduced:
+        operands = set[int]()
+    else:
         return frozenset()
     reads: dict[int, list[object]] = {}
     for step in group.body:
@@ -71,7 +82,7 @@ def updated_in_place(group: Group) -> Pairs:
         (source, target)
         for source, views in reads.items()
         for target, targets in writes.items()
-        if len(views) == 1 and views == targets
+        if len(views) == 1 and views == targets and source not in operands
     )
 
 
@@ -164,23 +175,41 @@ class Layout:
         self.kept = list(kept)
         self.taken: dict[int, int] = {}
 
-    def donate(self, steps: Sequence[KernelStep], donated: Collection[int]) -> None:
+    def donate(self, steps: Sequence[KernelStep], donated: Collection[int]) -> list[KernelStep]:
         """Lets results take over the memory of donated inputs of their size.
 
-        The last step that uses the input must come before the first that writes the result, or be
-        that step and update the elements in place.
+        The steps that write the result must come after those that use the input, or be one that
+        updates the elements in place; steps are put off where that needs it.
+
+        Returns:
+            the steps in an order that allows it.
         """
-        last, first = _spans(steps)
+        order = Order([Use(tuple(s.read()), tuple(s.written())) for s in steps])
         free = [self.constants + d for d in donated]
         for result in self.results:
-            start = first.get(result, len(steps))
-            for candidate in free:
-                end = last.get(candidate, -1)
-                in_place = end == start and (candidate, result) in steps[end].in_place
-                if self.size(candidate) == self.size(result) and (end < start or in_place):
+            for candidate in self._candidates(result, free, steps, order):
+                if order.put_off(order.writers(result), order.users(candidate)):
                     free.remove(candidate)
                     self.taken[result] = candidate - self.constants
                     break
+        return [steps[n] for n in order.sequence()]
+
+    def _candidates(
+        self, result: int, free: Sequence[int], steps: Sequence[KernelStep], order: Order
+    ) -> list[int]:
+        """Donated inputs whose memory may serve ``result``, those updated in place first."""
+        writers = set(order.writers(result))
+
+        def shared(candidate: int) -> set[int]:
+            return writers & set(order.users(candidate))
+
+        fits = [
+            c
+            for c in free
+            if self.size(c) == self.size(result)
+            and all((c, result) in steps[w].in_place for w in shared(c))
+        ]
+        return sorted(fits, key=lambda c: not shared(c))
 
     def levels(self, steps: Sequence[KernelStep]) -> list[list[KernelStep]]:
         """The steps in levels of independent ones, results counted as what they take over."""
@@ -197,12 +226,25 @@ class Layout:
         named = {*range(self.inputs), *self.results, *self.kept}
         return {a for step in steps for a in step.arrays if a not in named}
 
+    def _check_written(self, name: str, steps: Sequence[KernelStep]) -> None:
+        """Checks that no step reads an array that no step before it writes."""
+        written = {*range(self.inputs), *self.kept}
+        for step in steps:
+            for array in step.read():
+                if array not in written and self.size(array):
+                    raise InternalError(
+                        f"plan {name}: {step.kernel.name} ({'; '.join(step.origin)}) reads array "
+                        f"{array} before anything has written it"
+                    )
+            written.update(step.written())
+
     def plan(self, name: str, levels: Sequence[Sequence[KernelStep]]) -> tuple[Plan, Arena]:
         """The finished plan and its arena.
 
         Arrays that steps of one level use never share memory: they may run at the same time.
         """
         steps = [step for level in levels for step in level]
+        self._check_written(name, steps)
         sizes = {a: self.size(a) for a in self._temporaries(steps)}
         touched = [[a for step in level for a in step.arrays] for level in levels]
         space = arena(lifetimes(touched, sizes))
@@ -239,14 +281,3 @@ class Layout:
         )
         peak = sum(b.size for b in buffers if b.donated is None)
         return Plan(name, tuple(buffers), launches, barriers(launches), peak, space.size), space
-
-
-def _spans(steps: Sequence[KernelStep]) -> tuple[dict[int, int], dict[int, int]]:
-    """Last step that uses each array, and the first that does."""
-    last: dict[int, int] = {}
-    first: dict[int, int] = {}
-    for position, step in enumerate(steps):
-        for array in step.arrays:
-            last[array] = position
-            first.setdefault(array, position)
-    return last, first

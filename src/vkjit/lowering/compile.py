@@ -98,10 +98,10 @@ def compile_program(
         lowering.add(group)
     steps = split_constant(lowering.steps, constants, parts.results, lowering.size)
     layout = Layout(lowering.size, parts.inputs, parts.results, constants, steps.kept)
-    layout.donate(steps.each_call, donated)
-    levels = [[step] for step in steps.each_call]
+    each_call = layout.donate(steps.each_call, donated)
+    levels = [[step] for step in each_call]
     if target.kind is TargetKind.GPU:
-        levels = layout.levels(steps.each_call)
+        levels = layout.levels(each_call)
     plan, space = layout.plan(program.name, levels)
     check_order(plan)
     setup = None

@@ -9,12 +9,14 @@ from vkjit.ir.program import Program
 from vkjit.passes.cse import cse
 from vkjit.passes.dce import dce
 from vkjit.passes.fold import fold
+from vkjit.passes.hoist import hoist
 
 Pass = Callable[[Program], Program]
 
-SIMPLIFY: tuple[Pass, ...] = (dce, fold, cse, dce)
+SIMPLIFY: tuple[Pass, ...] = (dce, fold, cse, dce, hoist)
 """dce first, so that later passes do no work on dead equations; cse after fold, which makes equal
-equations equal in form; dce again for what folding left unread."""
+equations equal in form; dce again for what folding left unread; hoist last, since only the order
+in which partition meets the equations depends on it."""
 
 
 def simplify(program: Program, *, checked: bool = False) -> Program:

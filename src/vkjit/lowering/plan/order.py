@@ -1,6 +1,6 @@
-"""Order of steps on a device that runs independent ones at the same time.
+"""Order of steps: put off where memory is handed on, side by side where nothing is shared.
 
-A barrier costs such a device more than a small kernel does. Steps are gathered into *levels* of
+A barrier costs a GPU more than a small kernel does. Steps are gathered into *levels* of
 independent steps, with one barrier before each level. Looking far ahead makes levels wide, but
 keeps what they write alive for longer: of several reaches, the farthest is taken that leaves the
 peak of memory almost where the program's own order has it.
@@ -8,6 +8,7 @@ peak of memory almost where the program's own order has it.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -29,6 +30,69 @@ class Use:
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+
+
+@final
+class Order:
+    """The order of steps: their dependencies, and what was asked for beyond them."""
+
+    def __init__(self, uses: Sequence[Use]) -> None:
+        self._needs = [set(needed) for needed in _dependencies(uses)]
+        self._followers: list[set[int]] = [set() for _ in uses]
+        for step, needed in enumerate(self._needs):
+            for before in needed:
+                self._followers[before].add(step)
+        self._writers: dict[int, list[int]] = {}
+        self._users: dict[int, list[int]] = {}
+        for step, use in enumerate(uses):
+            for array in use.writes:
+                self._writers.setdefault(array, []).append(step)
+            for array in dict.fromkeys((*use.reads, *use.writes)):
+                self._users.setdefault(array, []).append(step)
+
+    def writers(self, array: int) -> Sequence[int]:
+        """The steps that write an array."""
+        return self._writers.get(array, ())
+
+    def users(self, array: int) -> Sequence[int]:
+        """The steps that read or write an array."""
+        return self._users.get(array, ())
+
+    def put_off(self, steps: Sequence[int], others: Sequence[int]) -> bool:
+        """Has ``steps`` wait for ``others``, unless one of these needs one of those."""
+        waiting = set(others) - set(steps)
+        if waiting & self._after(steps):
+            return False
+        for step in steps:
+            self._needs[step] |= waiting
+        for other in waiting:
+            self._followers[other].update(steps)
+        return True
+
+    def sequence(self) -> list[int]:
+        """All steps: the earliest first among those whose needs are met."""
+        missing = [len(needed) for needed in self._needs]
+        ready = [step for step, count in enumerate(missing) if not count]
+        found: list[int] = []
+        while ready:
+            step = heapq.heappop(ready)
+            found.append(step)
+            for follower in self._followers[step]:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    heapq.heappush(ready, follower)
+        return found
+
+    def _after(self, steps: Sequence[int]) -> set[int]:
+        """The steps that cannot come before ``steps``."""
+        found: set[int] = set()
+        todo = list(steps)
+        while todo:
+            for follower in self._followers[todo.pop()]:
+                if follower not in found:
+                    found.add(follower)
+                    todo.append(follower)
+        return found
 
 
 def by_levels(uses: Sequence[Use], sizes: Mapping[int, int]) -> Levels:
