@@ -56,11 +56,14 @@ def test_pruning_removes_what_was_used_longest_ago(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 5000
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     cache = DiskCache(blocked, 1 << 20)
-    cache.put("a", b"code")
+    with pytest.warns(RuntimeWarning, match="cannot be written .*; set VKJIT_CACHE_DIR"):
+        cache.put("a", b"code")
+    cache.put("b", b"code")
+    DiskCache(blocked, 1 << 20).put("a", b"code")
     assert cache.get("a") is None
 
 

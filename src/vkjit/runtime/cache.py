@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import final
@@ -22,6 +23,7 @@ _DIGEST = 32
 _DEFAULT_LIMIT = 512 << 20
 _PRUNE_EVERY = 64  # writes between looks at the folder's size
 _KEEP = 0.75  # share of the limit that pruning leaves
+_warned: set[Path] = set()
 
 
 def cache_key(parts: Iterable[str]) -> str:
@@ -54,7 +56,7 @@ class DiskCache:
     """A folder of at most ``limit`` bytes; the entries used longest ago go first.
 
     Several processes may share it. Every failure of the file system counts as a miss: a cache
-    must never stop a program.
+    must never stop a program. The first that keeps an entry from being written is told.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -96,8 +98,21 @@ class DiskCache:
             if self._writes % _PRUNE_EVERY == 0:
                 self.prune()
             self._writes += 1
-        except OSError:
-            return
+        except OSError as error:
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        """Says once per process that nothing is kept: it costs time at every start."""
+        root = self.folder.parent
+        if root not in _warned:
+            _warned.add(root)
+            warnings.warn(
+                f"cache: {root} cannot be written ({error.strerror or error}); compiled code is "
+                "not kept for the next process; set VKJIT_CACHE_DIR to a folder that can be "
+                "written, or VKJIT_CACHE=0",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def prune(self) -> None:
         """Removes the entries used longest ago until the folder is well under its limit."""
