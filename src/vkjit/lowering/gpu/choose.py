@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from vkjit.lowering.gpu import gemm_naive, gemm_schedule, gemm_tiled
+from vkjit.lowering.gpu import (
+    gemm_naive,
+    gemm_schedule,
+    gemm_tensor,
+    gemm_tensor_schedule,
+    gemm_tiled,
+)
 from vkjit.lowering.plan.groups import ContractGroup
-from vkjit.lowering.plan.schedule import GpuContract, NaiveSchedule, TiledSchedule
+from vkjit.lowering.plan.schedule import (
+    GpuContract,
+    NaiveSchedule,
+    TensorSchedule,
+    TiledSchedule,
+)
 from vkjit.lowering.templates.context import Lowered, TemplateContext
 from vkjit.lowering.templates.products import swapped, with_few_axes
 
@@ -24,6 +35,7 @@ def candidates(group: ContractGroup, context: TemplateContext) -> list[GpuContra
     """
     group = normalised(group)
     return [
+        *gemm_tensor_schedule.candidates(group, context.target),
         *gemm_schedule.candidates(group, context.target),
         *gemm_naive.candidates(context.target),
     ]
@@ -35,6 +47,8 @@ def lower_contract(
     """The kernels of a product under ``schedule``, in order."""
     group = normalised(group)
     match schedule:
+        case TensorSchedule():
+            return gemm_tensor.contract(group, schedule, context)
         case TiledSchedule():
             return gemm_tiled.contract(group, schedule, context)
         case NaiveSchedule():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
-from typing import final, get_args
+from typing import Any, final, get_args
 
 from vkjit.errors import ConfigError
 from vkjit.lowering.target import CoopShape
@@ -135,7 +135,32 @@ class CoopSchedule:
         return self.subgroups_m * self.subgroups_n * self.subgroup
 
 
-GpuContract = NaiveSchedule | TiledSchedule | CoopSchedule
+@final
+@dataclass(frozen=True, slots=True)
+class TensorSchedule:
+    """A product on cooperative matrices of flexible dimensions, VK_NV_cooperative_matrix2.
+
+    ``block_m`` x ``block_n`` sums are one matrix, to which ``block_k`` steps are added at once; the
+    loop over them is written out ``unroll`` times. A workgroup of ``invocations`` holds the matrix
+    together and the driver stages the operands, or (``whole_workgroup`` is false) one subgroup
+    does and reads them straight from memory. The sum is cut into ``split_k`` parts of their own
+    workgroups, which a second kernel adds up.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    invocations: int
+    unroll: int = 8
+    split_k: int = 1
+    whole_workgroup: bool = True
+
+    def text(self) -> str:
+        """One line that ``parse_schedule`` reads back."""
+        return _text(self)
+
+
+GpuContract = NaiveSchedule | TiledSchedule | CoopSchedule | TensorSchedule
 """The ways in which a GPU computes products; ``lowering.gpu.choose`` knows a template for each."""
 
 Schedule = LoopSchedule | ContractSchedule | GpuContract
@@ -176,7 +201,7 @@ def parse_schedule(text: str) -> GpuContract:
             f"schedule: got {text!r}, expected the numbers {', '.join(known)}; run `vkjit tune` "
             "again"
         )
-    numbers = {
+    numbers: dict[str, Any] = {
         name: bool(int(given[name])) if type_ == "bool" else int(given[name])
         for name, type_ in known.items()
     }

@@ -1,0 +1,140 @@
+"""What products on cooperative matrices do with their sums: convert, map the body over them, store.
+
+A body of conversions alone stays with whole matrices. Any other becomes a map: it is evaluated for
+every element at its row and column, with the same steps as in all other templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from vkjit.errors import InternalError
+from vkjit.lowering.gpu.gemm_epilogue import widened
+from vkjit.lowering.gpu.gemm_tensor_memory import Located, Place, plane_of
+from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.nodes import BlockArg, Const, Convert, For, If, Value
+from vkjit.lowering.kernel.types import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    I1,
+    BinOp,
+    ConvertOp,
+    MatType,
+    ScalarType,
+    scalar_of,
+)
+from vkjit.lowering.plan.groups import BodyStep, ContractGroup, ScalarStep, StoreStep
+from vkjit.lowering.templates.body import Point, access_of, arguments, evaluate, needed
+from vkjit.lowering.templates.context import Buffers
+
+_STORED = (F16, BF16, F32)
+
+
+@final
+class Epilogue:
+    """Body and stores of a group, for the tiles of one workgroup."""
+
+    def __init__(
+        self, b: Builder, group: ContractGroup, buffers: Buffers, batch: Sequence[Value]
+    ) -> None:
+        self.b = b
+        self.group = group
+        self.buffers = buffers
+        self.batch = tuple(batch)
+
+    def emit(self, place: Place, total: Value, *, clamped: bool) -> None:
+        """Every store of the tile that begins at ``place``."""
+        for step in self.group.stores:
+            casts = casts_of(self.group, step)
+            if casts is None:
+                value = self._mapped(place, total, step, clamped=clamped)
+                casts = [self.group.body[step.value].type]
+            else:
+                value = total
+            for elem in casts:
+                value = self._cast(value, elem)
+            self._located(step).store(self.b, place, value, clamped=clamped)
+
+    def _located(self, step: StoreStep) -> Located:
+        plane, b = plane_of(step.view), self.b
+        if plane is None:
+            raise InternalError(f"gemm_tensor: store {step.view}, expected a contiguous axis")
+        index = (*self.batch, b.index(0), b.index(0))
+        return Located(self.buffers.of(step.array), plane, Point(b, index).base(step.view))
+
+    def _cast(self, value: Value, elem: ScalarType) -> Value:
+        t = value.type
+        assert isinstance(t, MatType)
+        return self.b.mat_convert(value, MatType(elem, t.rows, t.cols, t.use, t.scope))
+
+    def _mapped(self, place: Place, total: Value, step: StoreStep, *, clamped: bool) -> Value:
+        """The values to store, in float32 unless sums and results have fewer bits."""
+        b, group = self.b, self.group
+        if scalar_of(total.type) is not group.body[step.value].type:
+            total = self._cast(total, F32)
+        elem = scalar_of(total.type)
+        for array in _read(group, step):  # outside of the map: buffers count in their order of use
+            self.buffers.of(array)
+        with b.mat_map(total) as made:
+            row, column = b.add(place[0], made.row), b.add(place[1], made.column)
+            if clamped:
+                row = b.binary(BinOp.MIN_S, row, b.index(group.m - 1))
+                column = b.binary(BinOp.MIN_S, column, b.index(group.n - 1))
+            point = Point(b, (*self.batch, row, column))
+            product = widened(b, made.elements[0], group.body[0].type)
+            values = evaluate(point, self.buffers, group.body, {step.value}, {0: product})
+            made.body.yields = (widened(b, values[step.value], elem),)
+        return made
+
+
+def supports(group: ContractGroup) -> bool:
+    """Whether body and stores can be expressed with matrices and maps over them."""
+    stored = {step.array for step in group.stores}
+    for step in group.stores:
+        plane = plane_of(step.view)
+        if plane is None or plane.pitch == 0 or group.body[step.value].type not in _STORED:
+            return False
+        if stored & set(_read(group, step)):
+            return False
+    wanted = {step.value for step in group.stores}
+    steps = [group.body[number] for number in needed(group.body, wanted, {0})]
+    return all(step.type is not F64 and _is_flat(group.body, step) for step in steps)
+
+
+def casts_of(group: ContractGroup, step: StoreStep) -> list[ScalarType] | None:
+    """The types that the sums pass through to be stored, or None where the body does more."""
+    casts = [group.body[0].type]
+    for number in needed(group.body, {step.value}, {0}):
+        scalar = group.body[number]
+        if not isinstance(scalar, ScalarStep) or len(scalar.args) != 1:
+            return None
+        b = Builder("cast")
+        given = BlockArg(group.body[scalar.args[0]].type, "x")
+        made = scalar.fn(b, given)
+        is_cast = isinstance(made, Convert) and made.op is ConvertOp.FLOAT and made.x is given
+        if made is not given and not is_cast:
+            return None
+        casts.append(scalar.type)
+    return casts if all(elem in _STORED for elem in casts) else None
+
+
+def _read(group: ContractGroup, step: StoreStep) -> list[int]:
+    """The arrays that the body reads for a store."""
+    steps = [group.body[number] for number in needed(group.body, {step.value}, {0})]
+    return list(access_of(steps, ()))
+
+
+def _is_flat(body: Sequence[BodyStep], step: BodyStep) -> bool:
+    """Whether a step is expressions on scalars alone, without control flow."""
+    if not isinstance(step, ScalarStep):
+        return True
+    b = Builder("step")
+    step.fn(b, *[_zero(b, body[a].type) for a in arguments(step)])
+    return not any(isinstance(node, For | If) for node in b.kernel.body.nodes)
+
+
+def _zero(b: Builder, elem: ScalarType) -> Const:
+    return b.const(elem, False if elem is I1 else 0 if elem.kind == "int" else 0.0)

@@ -1,0 +1,129 @@
+"""Which tiles a product on cooperative matrices of flexible dimensions may use, best first.
+
+The order follows from speeds that were measured on an H200 and from how many tiles its cores work
+through one after another; the tuner measures what is listed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from vkjit.lowering.gpu.gemm_join import MOST_PARTS
+from vkjit.lowering.gpu.gemm_tensor_epilogue import supports
+from vkjit.lowering.gpu.gemm_tensor_memory import ALIGNMENT, is_aligned, plane_of
+from vkjit.lowering.kernel.types import BF16, F16, F32, MatScope
+from vkjit.lowering.plan.groups import ContractGroup, LoadStep
+from vkjit.lowering.plan.schedule import TensorSchedule
+from vkjit.lowering.target import Target, TensorShape
+
+_MOST = 16
+"""Schedules that are worth a measurement."""
+_MOST_WORDS = 128
+"""Words of sums that an invocation can hold: more of them spill, and take seconds to compile."""
+_FEWEST_INVOCATIONS = 128
+_CORES = 132
+"""Where the device does not tell how many it has."""
+_LEAST = 16
+"""Rows, columns and steps of a product below which matrices are mostly padding."""
+_SPLIT_FROM = 2048
+"""Steps of a sum from which parts of it are worth a second kernel."""
+
+_WORKGROUP = {
+    # (block_m, block_n, block_k, invocations, unroll): sums per clock relative to the best
+    (256, 256, 32, 256, 16): 1.25,
+    (256, 256, 32, 256, 8): 1.2,
+    (128, 256, 32, 256, 16): 1.0,
+    (128, 256, 32, 256, 8): 0.96,
+    (256, 128, 32, 256, 16): 0.98,
+    (256, 128, 32, 256, 8): 0.94,
+    (128, 256, 64, 256, 8): 0.95,
+    (128, 128, 32, 128, 16): 0.94,
+    (128, 128, 32, 128, 8): 0.92,
+    (128, 128, 64, 256, 8): 0.8,
+    (64, 128, 64, 128, 8): 0.7,
+    (128, 64, 64, 128, 8): 0.7,
+    (64, 64, 64, 128, 8): 0.6,
+    (64, 64, 32, 128, 8): 0.5,
+    (32, 64, 64, 128, 8): 0.4,
+}
+_SUBGROUP = ((64, 32, 16), (32, 32, 16), (16, 16, 16))
+
+
+def candidates(group: ContractGroup, target: Target) -> list[TensorSchedule]:
+    """Every schedule of this kind that the device can run for ``group``."""
+    sides = (group.lhs, group.rhs)
+    fits = all(plane_of(s.view) is not None and is_aligned(s.view, s.type) for s in sides)
+    fits = fits and all(is_aligned(s.view, group.body[s.value].type) for s in group.stores)
+    if not fits or min(group.m, group.n, group.k) < _LEAST or not supports(group):
+        return []
+    if "tensor_maps" not in target.features:
+        return []
+    whole = sorted(_whole_workgroups(group, target), key=lambda pair: pair[0])
+    return [schedule for _, schedule in whole[:_MOST]] + list(_subgroups(group, target))
+
+
+def _shapes(group: ContractGroup, target: Target, scope: MatScope) -> list[TensorShape]:
+    """The granularities for the types of ``group``."""
+    types = (group.lhs.type, group.rhs.type, group.accumulate)
+    if types[0] not in (F16, BF16) or types[2] not in (F16, F32):
+        return []
+    return [
+        s for s in target.tensor_shapes if (s.a, s.b, s.accumulator, s.scope) == (*types, scope)
+    ]
+
+
+def _whole_workgroups(
+    group: ContractGroup, target: Target
+) -> Iterator[tuple[float, TensorSchedule]]:
+    """Schedules of workgroup scope with the time that each is expected to take."""
+    if "tensor_addressing" not in target.features:
+        return
+    shapes = {s.invocations: s for s in _shapes(group, target, MatScope.WORKGROUP)}
+    for numbers, speed in _WORKGROUP.items():
+        m, n, k, invocations, unroll = numbers
+        shape = shapes.get(invocations)
+        words = m * n * group.accumulate.bytes // 4 // invocations
+        if shape is None or words > _MOST_WORDS or invocations < _FEWEST_INVOCATIONS:
+            continue
+        if m % shape.m or n % shape.n or k % shape.k or max(m, n, k) > target.tensor_dimension:
+            continue
+        for parts in _parts(group, m * n, target):
+            schedule = TensorSchedule(m, n, k, invocations, unroll, parts)
+            yield _time(group, schedule, speed, target), schedule
+
+
+def _parts(group: ContractGroup, area: int, target: Target) -> list[int]:
+    """Into how many parts the sum may be cut: 1, and what fills the cores."""
+    tiles = max(1, math.prod(group.batch) * group.m * group.n // area)
+    cores = target.cores or _CORES
+    if group.k < _SPLIT_FROM or tiles * 2 > cores:
+        return [1]
+    full = min(cores // tiles, MOST_PARTS, group.k // 256)
+    return sorted({1, max(2, full // 2), full})
+
+
+def _time(group: ContractGroup, s: TensorSchedule, speed: float, target: Target) -> float:
+    """Clocks of a core, up to a factor: rounds of tiles, and the kernel that joins the parts."""
+    cores = target.cores or _CORES
+    tiles = -(-group.m // s.block_m) * -(-group.n // s.block_n) * math.prod(group.batch)
+    steps = -(-group.k // s.split_k) + 4 * s.block_k  # the start and the end of a tile count too
+    rounds = -(-tiles * s.split_k // cores)
+    outputs = math.prod(group.batch) * group.m * group.n
+    join = (s.split_k - 1) * (2048 * 256 + 32 * outputs / cores) if s.split_k > 1 else 0
+    return rounds * s.block_m * s.block_n * steps / speed + join
+
+
+def _subgroups(group: ContractGroup, target: Target) -> Iterator[TensorSchedule]:
+    """Schedules of subgroup scope: they have no edges, because their loads cannot clamp."""
+    size = target.subgroup_sizes[0]
+    sides: tuple[LoadStep, ...] = (group.lhs, group.rhs)
+    planes = [(plane_of(s.view), s.type) for s in sides]
+    planes += [(plane_of(s.view), group.body[s.value].type) for s in group.stores]
+    if any(plane is None or plane.pitch * elem.bytes % ALIGNMENT for plane, elem in planes):
+        return
+    for m, n, k in _SUBGROUP:
+        divides = group.m % m == group.n % n == group.k % k == 0
+        for shape in _shapes(group, target, MatScope.SUBGROUP):
+            if divides and m % shape.m == n % shape.n == k % shape.k == 0:
+                yield TensorSchedule(m, n, k, size, 4, whole_workgroup=False)

@@ -1,0 +1,342 @@
+"""Products on matrices of flexible dimensions: kernels against NumPy, and their SPIR-V validated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from vkjit.lowering.gpu.gemm_tensor import contract, unrolled
+from vkjit.lowering.gpu.gemm_tensor_schedule import candidates
+from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.check import verify
+from vkjit.lowering.kernel.interpret import run
+from vkjit.lowering.kernel.nodes import Value
+from vkjit.lowering.kernel.text import text
+from vkjit.lowering.kernel.types import (
+    BF16,
+    F16,
+    F32,
+    I32,
+    BinOp,
+    ConvertOp,
+    MatScope,
+    ScalarType,
+    UnOp,
+    scalar_of,
+    with_elem,
+)
+from vkjit.lowering.kernel.views import View, dense
+from vkjit.lowering.legalize import legalize
+from vkjit.lowering.plan.groups import (
+    ArrayInfo,
+    BodyStep,
+    ContractGroup,
+    LoadStep,
+    ProductStep,
+    ScalarStep,
+    StoreStep,
+)
+from vkjit.lowering.plan.schedule import TensorSchedule, parse_schedule
+from vkjit.lowering.spirv.emit import emit
+from vkjit.lowering.spirv.validate import validate
+from vkjit.lowering.target import ALL_SCALARS, Addressing, Target, TargetKind, TensorShape
+from vkjit.lowering.templates.context import Lowered, TemplateContext
+
+Array = np.ndarray[Any, Any]
+DTYPES = {F16: np.dtype(np.float16), BF16: np.dtype(ml_dtypes.bfloat16), F32: np.dtype(np.float32)}
+EPSILON = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-24}
+SMALL = TensorSchedule(32, 32, 16, 128, 2)
+SUBGROUP = TensorSchedule(32, 16, 16, 8, 2, whole_workgroup=False)
+
+_TYPES = ((F16, F32), (F16, F16), (BF16, F32))
+_SHAPES = [
+    *(TensorShape(a, a, c, 16, 16, 16, MatScope.SUBGROUP) for a, c in _TYPES),
+    *(TensorShape(a, a, c, 32, 16, 16, MatScope.WORKGROUP, 128) for a, c in _TYPES),
+    *(TensorShape(a, a, c, 32, 32, 16, MatScope.WORKGROUP, 256) for a, c in _TYPES),
+]
+TARGET = Target(
+    name="flexible",
+    kind=TargetKind.GPU,
+    index_type=I32,
+    storage=frozenset(ALL_SCALARS),
+    arithmetic=frozenset(ALL_SCALARS) - {BF16},
+    max_invocations=1024,
+    max_workgroup=(1024, 1024, 64),
+    subgroup_sizes=(8,),
+    tensor_shapes=tuple(_SHAPES),
+    tensor_dimension=1024,
+    features=frozenset({"tensor_maps", "tensor_addressing"}),
+)
+
+
+def float_cast(elem: ScalarType) -> Callable[[Builder, Value], Value]:
+    """A conversion to another float type."""
+
+    def cast(b: Builder, x: Value) -> Value:
+        if scalar_of(x.type) is elem:
+            return x
+        return b.convert(ConvertOp.FLOAT, x, with_elem(x.type, elem))
+
+    return cast
+
+
+def add(b: Builder, x: Value, y: Value) -> Value:
+    """A sum."""
+    return b.binary(BinOp.ADD, x, y)
+
+
+def tanh(b: Builder, x: Value) -> Value:
+    """A function that legalization writes out."""
+    return b.unary(UnOp.TANH, x)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product: sizes, storage of the operands, types, and what follows it."""
+
+    m: int = 64
+    n: int = 64
+    k: int = 32
+    batch: tuple[int, ...] = ()
+    layout: str = "NN"
+    elem: ScalarType = F16
+    accumulate: ScalarType = F32
+    epilogue: str = "none"
+
+    @property
+    def out(self) -> ScalarType:
+        """Type of what is stored."""
+        return F32 if self.epilogue == "float32" else self.elem
+
+
+def group_of(case: Case) -> tuple[ContractGroup, list[ArrayInfo]]:
+    """The group; arrays are lhs, rhs, bias, residual, result."""
+    batch, rank = case.batch, len(case.batch)
+    last = (*range(rank), rank + 1, rank)
+    lhs = dense((*batch, case.m, case.k))
+    if case.layout[0] == "T":
+        lhs = dense((*batch, case.k, case.m)).permuted(last)
+    rhs = dense((*batch, case.k, case.n))
+    if case.layout[1] == "T":
+        rhs = dense((*batch, case.n, case.k)).permuted(last)
+    out = dense((*batch, case.m, case.n))
+    body: list[BodyStep] = [ProductStep(case.elem)]
+    if case.epilogue == "float32":
+        body.append(ScalarStep(float_cast(F32), (0,), F32))
+    elif case.epilogue == "all":
+        columns = View(out.shape, (*(0,) * (rank + 1), 1), 0)
+        body += [
+            LoadStep(2, columns, F32),
+            ScalarStep(float_cast(F32), (0,), F32),
+            ScalarStep(add, (1, 2), F32),
+            ScalarStep(tanh, (3,), F32),
+            LoadStep(3, out, case.elem),
+            ScalarStep(float_cast(F32), (5,), F32),
+            ScalarStep(add, (4, 6), F32),
+            ScalarStep(float_cast(case.elem), (7,), case.elem),
+        ]
+    sizes = (lhs.size, rhs.size, case.n, out.size, out.size)
+    elems = (case.elem, case.elem, F32, case.elem, case.out)
+    arrays = [ArrayInfo(e, n) for e, n in zip(elems, sizes, strict=True)]
+    group = ContractGroup(
+        batch,
+        case.m,
+        case.n,
+        case.k,
+        LoadStep(0, lhs, case.elem),
+        LoadStep(1, rhs, case.elem),
+        case.accumulate,
+        tuple(body),
+        (StoreStep(len(body) - 1, 4, out),),
+    )
+    return group, arrays
+
+
+def lowered(case: Case, schedule: TensorSchedule) -> tuple[list[Lowered], list[ArrayInfo]]:
+    """Checked kernels, and the arrays with their temporaries."""
+    group, arrays = group_of(case)
+    context = TemplateContext(TARGET, arrays)
+    kernels = contract(group, schedule, context)
+    for item in kernels:
+        verify(item.kernel, 4)
+    return kernels, context.arrays
+
+
+def values_of(case: Case, arrays: list[ArrayInfo]) -> list[Array]:
+    """Data for the inputs, NaN for what kernels write."""
+    rng = np.random.default_rng(3)
+    made: list[Array] = []
+    for number, info in enumerate(arrays):
+        x = rng.uniform(-1, 1, info.length) if number < 4 else np.full(info.length, np.nan)
+        made.append(x.astype(DTYPES[info.elem]))
+    return made
+
+
+def stored_as(x: Array, layout: str) -> Array:
+    """The operand in its logical order, whichever way it lies."""
+    return np.swapaxes(x, -1, -2) if layout == "T" else x
+
+
+def expected(case: Case, values: list[Array]) -> tuple[Array, Array]:
+    """Results in float64, and the error allowed for each.
+
+    A product may be off by the rounding of its k sums in the accumulation type, relative to the
+    sum of the magnitudes of its terms, and by its own rounding; tanh and sums add roundings.
+    """
+    shape_a = (case.k, case.m) if case.layout[0] == "T" else (case.m, case.k)
+    shape_b = (case.n, case.k) if case.layout[1] == "T" else (case.k, case.n)
+    a = stored_as(values[0].astype(np.float64).reshape(*case.batch, *shape_a), case.layout[0])
+    b = stored_as(values[1].astype(np.float64).reshape(*case.batch, *shape_b), case.layout[1])
+    product, magnitude = a @ b, np.abs(a) @ np.abs(b)
+    bound = (case.k + 1) * EPSILON[case.accumulate] * magnitude + EPSILON[case.elem] * (
+        np.abs(product) + magnitude * EPSILON[case.accumulate]
+    )
+    if case.epilogue == "all":
+        product = np.tanh(product + values[2].astype(np.float64))
+        product = product + values[3].astype(np.float64).reshape(product.shape)
+        bound = bound + 8 * EPSILON[F32] + 2 * EPSILON[case.elem] * (np.abs(product) + 1)
+    return product.reshape(-1), bound.reshape(-1)
+
+
+def check(case: Case, schedule: TensorSchedule) -> None:
+    """Runs the kernels in the interpreter, legalized or not, and validates their SPIR-V."""
+    kernels, arrays = lowered(case, schedule)
+    data = values_of(case, arrays)
+    for item in kernels:
+        run(item.kernel, [data[a] for a in item.arrays], subgroup=8)
+    want, bound = expected(case, data)
+    error = np.abs(data[4].astype(np.float64) - want)
+    assert (error <= bound).all(), f"{case} {schedule}: {np.nanmax(error - bound)} too much"
+    for item in kernels:
+        legal = legalize(item.kernel, TARGET)
+        verify(legal, 4)
+        for addressing in Addressing:
+            validate(emit(legal, with_addressing(addressing)))
+
+
+def with_addressing(addressing: Addressing) -> Target:
+    """The target of these tests with another way to reach buffers."""
+    return Target(
+        **{n: getattr(TARGET, n) for n in Target.__slots__ if n != "addressing"},
+        addressing=addressing,
+    )
+
+
+@pytest.mark.parametrize("types", _TYPES, ids=str)
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+def test_every_layout_and_type(layout: str, types: tuple[ScalarType, ScalarType]) -> None:
+    elem, accumulate = types
+    check(Case(layout=layout, elem=elem, accumulate=accumulate), SMALL)
+    check(Case(layout=layout, elem=elem, accumulate=accumulate), SUBGROUP)
+
+
+@pytest.mark.parametrize("epilogue", ["none", "float32", "all"])
+@pytest.mark.parametrize("types", _TYPES, ids=str)
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+def test_ragged_batches_with_epilogues(
+    layout: str, types: tuple[ScalarType, ScalarType], epilogue: str
+) -> None:
+    elem, accumulate = types
+    case = Case(40, 72, 56, (2,), layout, elem, accumulate, epilogue)
+    check(case, SMALL)
+
+
+@pytest.mark.parametrize("sizes", [(32, 32, 16), (33, 64, 32), (64, 31, 40), (20, 20, 20)])
+def test_tiles_at_edges(sizes: tuple[int, int, int]) -> None:
+    check(Case(*sizes), SMALL)
+
+
+@pytest.mark.parametrize("epilogue", ["none", "all"])
+def test_subgroups_run_epilogues(epilogue: str) -> None:
+    check(Case(64, 32, 32, (3,), "NT", epilogue=epilogue), SUBGROUP)
+
+
+def test_parts_of_a_sum_are_joined() -> None:
+    check(Case(40, 32, 256, (2,), epilogue="all"), TensorSchedule(32, 32, 16, 128, 4, 4))
+
+
+def test_the_loop_is_written_out() -> None:
+    assert [unrolled(steps, 8) for steps in (1, 5, 8, 12, 30, 64, 7 * 11)] == [1, 5, 8, 6, 6, 8, 7]
+    case = Case(32, 32, 16 * 11)
+    check(case, TensorSchedule(32, 32, 16, 128, 4))
+
+
+def test_candidates_fit_the_device() -> None:
+    for elem, accumulate in _TYPES:
+        group, _ = group_of(Case(4096, 4096, 4096, elem=elem, accumulate=accumulate))
+        found = candidates(group, TARGET)
+        first = found[0]
+        most = 256 * 256 if accumulate is F16 else 128 * 256
+        assert first.block_m * first.block_n == most
+        assert first.invocations == 256
+        assert len({s.text() for s in found}) == len(found)
+        assert all(parse_schedule(s.text()) == s for s in found)
+        words = [s.block_m * s.block_n * accumulate.bytes // 4 / s.invocations for s in found]
+        assert max(w for w, s in zip(words, found, strict=True) if s.whole_workgroup) <= 128
+    small, _ = group_of(Case(256, 256, 256))
+    assert candidates(small, TARGET)[0].block_m <= 64
+    long, _ = group_of(Case(256, 256, 16384))
+    assert candidates(long, TARGET)[0].split_k > 1
+    tiny, _ = group_of(Case(8, 64, 64))
+    assert candidates(tiny, TARGET) == []
+
+
+def test_unaligned_planes_are_left_to_others() -> None:
+    group, _ = group_of(Case(63, 65, 31, (2,)))
+    assert candidates(group, TARGET) == []
+
+
+def test_the_text_of_a_kernel() -> None:
+    kernels, _ = lowered(Case(32, 32, 64, epilogue="all"), SMALL)
+    assert text(kernels[0].kernel) == GOLDEN
+
+
+GOLDEN = """\
+kernel gemm_tensor grid=(1,1,1) workgroup=(128,1,1) index=i32 {
+  buffer a0: f16[2048] r
+  buffer a1: f16[2048] r
+  buffer a2: f32[32] r
+  buffer a3: f16[1024] r
+  buffer a4: f16[1024] w
+  %0: i32 = workgroup_id 0
+  %1: i32 = const 0
+  %2: i32 = const 64
+  %3: i32 = const 1
+  %4: i32 = const 32
+  %5: f32 = const 0.0
+  %6: i32 = const 16
+  %7: mat<f32,workgroup,32,32,acc> = mat_fill %5
+  for %k.8: i32 in %1..%2 step %4 carry (%c.9: mat<f32,workgroup,32,32,acc> = %7) -> (%r.10: mat<f32,workgroup,32,32,acc>) {
+    %11: mat<f16,workgroup,32,16,a> = tensor_load a0[%1] shape (32,64) strides (64,1) at (%1, %k.8)
+    %12: mat<f16,workgroup,16,32,b> = tensor_load a1[%1] shape (64,32) strides (32,1) at (%k.8, %1)
+    %13: mat<f32,workgroup,32,32,acc> = mat_mul_add %11, %12, %c.9
+    %14: i32 = add %k.8, %6
+    %15: mat<f16,workgroup,32,16,a> = tensor_load a0[%1] shape (32,64) strides (64,1) at (%1, %14)
+    %16: mat<f16,workgroup,16,32,b> = tensor_load a1[%1] shape (64,32) strides (32,1) at (%14, %1)
+    %17: mat<f32,workgroup,32,32,acc> = mat_mul_add %15, %16, %13
+    yield %17
+  }
+  %18: mat<f32,workgroup,32,32,acc> = mat_map %r.10 as (%row.19, %column.20, %x.21) {
+    %22: f16 = convert float %x.21
+    %23: f32 = load a2[%column.20]
+    %24: f32 = convert float %22
+    %25: f32 = add %23, %24
+    %26: f32 = tanh %25
+    %27: i32 = mul %row.19, %4
+    %28: i32 = add %27, %column.20
+    %29: f16 = load a3[%28]
+    %30: f32 = convert float %29
+    %31: f32 = add %26, %30
+    %32: f16 = convert float %31
+    %33: f32 = convert float %32
+    yield %33
+  }
+  %34: mat<f16,workgroup,32,32,acc> = mat_convert %18
+  tensor_store a4[%1] shape (32,32) strides (32,1) at (%1, %1), %34
+}
+"""
