@@ -229,9 +229,9 @@ class VulkanDevice(Device):
                 loaded.close()
             self.reap()
             self.closed = True
+            result = self.logical.functions.vkDeviceWaitIdle(self.logical.handle)
             if self.queue.lost is None:
-                functions, handle = self.logical.functions, self.logical.handle
-                check(functions.vkDeviceWaitIdle(handle), "vkDeviceWaitIdle")
+                check(result, "vkDeviceWaitIdle")
             self.pipelines.close()
             self.queue.close()
             self._transfers.close()
