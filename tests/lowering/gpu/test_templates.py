@@ -121,7 +121,7 @@ LENGTHS = [1, 31, 33, 255, 256, 1000, 5000]
 def test_softmax_of_rows(target: Target, length: int) -> None:
     kernels = check(lambda x: vj.nn.softmax(x, axis=-1), normal(3, length), target=target)
     assert len(kernels) == 1 or length == 1
-    assert uses(kernels, SubgroupShuffle) == (target.subgroup_ops and length > 32)
+    assert uses(kernels, SubgroupShuffle) == (target.subgroup_ops and length > 1)
 
 
 @every_target
@@ -154,7 +154,8 @@ def test_few_long_rows_are_folded_in_parts(target: Target, shape: tuple[int, ...
     x = normal(*shape)
     for function in (jnp.sum, jnp.argmax):
         kernels = check(lambda x, f=function: f(x * 2, axis=axis), x, target=target)
-        assert [k.name for k in kernels] == ["rows_part", "rows_join"]
+        kind = "columns" if shape[0] == 40000 else "rows"
+        assert [k.name for k in kernels] == [f"{kind}_part", f"{kind}_join"]
         assert math.prod(kernels[0].grid) > 4
 
 

@@ -6,9 +6,10 @@ from typing import assert_never
 
 from vkjit.errors import MissingRuleError
 from vkjit.lowering.gpu.choose import candidates, lower_contract
-from vkjit.lowering.gpu.loops import pointwise, scan, scatter_add
-from vkjit.lowering.gpu.rows import rows
-from vkjit.lowering.gpu.split_rows import part_length, split_rows
+from vkjit.lowering.gpu.index import MAX_ELEMENTS
+from vkjit.lowering.gpu.loop_nests import lower_loop
+from vkjit.lowering.gpu.scan import scan
+from vkjit.lowering.gpu.scatter import scatter_add
 from vkjit.lowering.plan.groups import (
     ContractGroup,
     Group,
@@ -18,10 +19,6 @@ from vkjit.lowering.plan.groups import (
 )
 from vkjit.lowering.plan.schedule import GpuContract
 from vkjit.lowering.templates.context import Lowered, TemplateContext
-from vkjit.lowering.templates.space import compact
-
-_MAX_ELEMENTS = 1 << 31
-"""Kernels on the GPU count elements in signed 32-bit indices."""
 
 
 def lower(
@@ -30,17 +27,13 @@ def lower(
     """The kernels of one group, in order; ``schedule`` replaces the default one of a product.
 
     Raises:
-        MissingRuleError: an array has more elements than 32-bit indices reach.
+        MissingRuleError: an array has more elements than the kernels' indices reach.
     """
-    check_sizes(context)
     match group:
-        case LoopGroup(reduced=0):
-            return pointwise(group, context)
         case LoopGroup():
-            group = compact(group)
-            length = part_length(group, context.target)
-            return split_rows(group, length, context) if length else rows(group, context)
+            return lower_loop(group, context)
         case ContractGroup():
+            check_sizes(context)
             return lower_contract(group, schedule or candidates(group, context)[0], context)
         case ScatterAddGroup():
             return scatter_add(group, context)
@@ -51,11 +44,11 @@ def lower(
 
 
 def check_sizes(context: TemplateContext) -> None:
-    """Refuses arrays that kernels of the target cannot index."""
+    """Refuses arrays that kernels of products, which count in 32 bits, cannot index."""
     for number, info in enumerate(context.arrays):
-        if info.length >= _MAX_ELEMENTS:
+        if info.length >= MAX_ELEMENTS:
             raise MissingRuleError(
                 f"gpu: array {number} of the group has {info.length} elements of {info.elem}, "
-                f"{context.target.name} indexes fewer than {_MAX_ELEMENTS}; split the array or "
+                f"{context.target.name} indexes fewer than {MAX_ELEMENTS}; split the array or "
                 "run on cpu"
             )

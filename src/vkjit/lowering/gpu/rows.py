@@ -1,25 +1,17 @@
-"""Groups with reductions on the GPU.
-
-Who walks a row depends on its length and on how rows lie in memory:
-
-- a long row gets a workgroup: invocations walk the reduced axes side by side, in vectors where
-  those are contiguous, and meet at the end;
-- of rows that lie side by side, 32 share a workgroup, so that neighbours read neighbouring
-  elements; several invocations walk each row;
-- a short row, or one of very many that lie side by side, gets one invocation.
-"""
+"""Groups with reductions on the GPU: rows walked by the members of a ``Team``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
-from vkjit.lowering.gpu.grid import Grid, invocations, within
-from vkjit.lowering.gpu.lanes import contiguous, spread, vector_lanes
-from vkjit.lowering.gpu.loops import each_item
-from vkjit.lowering.gpu.meeting import Meeting, State
+from vkjit.lowering.gpu.grid import Grid, each_item, within
+from vkjit.lowering.gpu.index import index_type
+from vkjit.lowering.gpu.lanes import spread
+from vkjit.lowering.gpu.meeting import Meeting, State, Team
+from vkjit.lowering.gpu.teams import default_team
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.specs import ReduceRule
@@ -29,67 +21,41 @@ from vkjit.lowering.target import Target
 from vkjit.lowering.templates.body import Point, access_of, arguments, evaluate, needed, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.phases import full_values, phases
-from vkjit.lowering.templates.space import coordinates, lane_axis, views_of
+from vkjit.lowering.templates.space import coordinates
 
-_SHORT_ROW = 32
-"""Rows of up to this many elements are walked by one invocation."""
-_MANY_ROWS = 1 << 14
-"""From this many on, rows that lie side by side in memory get one invocation each."""
-_SIDE_BY_SIDE = 32
-"""Rows in one workgroup: a subgroup of most GPUs, and 128 bytes of float32."""
-_VECTORS_FROM = 256
-"""Elements of a row from which on it is walked in vectors."""
-_LONG_ROW = 1 << 14
-"""Elements of a row from which on a workgroup is as large as the device allows, up to 1024."""
+
+def rows(group: LoopGroup, context: TemplateContext, who: Team | None = None) -> list[Lowered]:
+    """One kernel for a compact group with reduced axes."""
+    target = context.target
+    who = who or default_team(group, target)
+    count = math.prod(group.shape[: len(group.shape) - group.reduced])
+    b = Builder("rows", index_type(context))
+    buffers = Buffers(b, context, access_of(group.body, group.stores))
+    nest = Nest(b, group, buffers, who, target)
+    if who.size == 1 and who.rows == 1:
+        grid, workgroup = each_item(b, count, target, nest.row)
+        return [Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)]
+    whole = Grid(-(-count // who.rows), target)
+    with whole.each(b) as position:
+        nest.row(position)
+    kernel = b.finish(whole.shape, who.workgroup, group.origin)
+    kernel.subgroup = nest.meeting.subgroup
+    return [Lowered(kernel, buffers.arrays)]
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Team:
-    """``rows`` rows in a workgroup, ``size`` invocations for each, ``lanes`` elements at a time.
+@dataclass(slots=True)
+class Chunk:
+    """A vector of the row that a member keeps: the full values there that are known so far.
 
-    ``axis`` is the row axis along which neighbouring rows lie.
+    ``inside`` says whether the row reaches there; None: always. ``column`` may lie outside, the
+    point never does.
     """
 
-    rows: int
-    size: int
-    lanes: int
-    axis: int
-
-
-def team(group: LoopGroup, target: Target) -> Team:
-    """Who walks the rows of a compact group."""
-    split = len(group.shape) - group.reduced
-    count, length = math.prod(group.shape[:split]), math.prod(group.shape[split:])
-    views = views_of(group.body, group.stores)
-    axis = lane_axis(views, range(split), 4)
-    beside = contiguous(views, axis) > contiguous(views, len(group.shape) - 1)
-    if length <= _SHORT_ROW or (beside and count >= _MANY_ROWS):
-        return Team(1, 1, 1, axis)
-    most = invocations(target)
-    if beside and group.shape[axis] >= _SIDE_BY_SIDE and most >= 2 * _SIDE_BY_SIDE:
-        return Team(_SIDE_BY_SIDE, most // _SIDE_BY_SIDE, 1, axis)
-    lanes = vector_lanes(group, len(group.shape) - 1) if length >= _VECTORS_FROM else 1
-    wanted = 1024 if length >= _LONG_ROW else 256
-    return Team(1, invocations(target, max(32, min(wanted, length // lanes))), lanes, axis)
-
-
-def rows(group: LoopGroup, context: TemplateContext) -> list[Lowered]:
-    """One kernel for a compact group with reduced axes."""
-    count = math.prod(group.shape[: len(group.shape) - group.reduced])
-    b = Builder("rows", context.target.index_type)
-    buffers = Buffers(b, context, access_of(group.body, group.stores))
-    who = team(group, context.target)
-    nest = Nest(b, group, buffers, who, context.target)
-    if who.size == 1:
-        grid, workgroup = each_item(b, count, context, nest.row)
-        return [Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)]
-    whole = Grid(-(-count // who.rows), context.target)
-    with whole.each(b) as position:
-        nest.row(position)
-    kernel = b.finish(whole.shape, nest.workgroup, group.origin)
-    kernel.subgroup = nest.meeting.subgroup
-    return [Lowered(kernel, buffers.arrays)]
+    point: Point
+    column: Value
+    inside: Value | None
+    values: dict[int, Value] = field(default_factory=dict[int, Value])
 
 
 @final
@@ -109,13 +75,15 @@ class Nest:
         self.length = math.prod(self.columns)
         self.phase = phases(group)
         self.full = full_values(group)
-        self.meeting = Meeting(b, who.rows, who.size, target)
+        self.meeting = Meeting(b, who, target)
+        self.chunks: list[Chunk] = []
         # Bounds of the part of the row that this workgroup walks; None: all of it.
         self.part: tuple[Value, Value] | None = None
 
     def row(self, position: Value) -> None:
         """All phases of the row at ``position``, or of this invocation's of the rows there."""
         at, is_row = self.place(position)
+        self.chunks = [self.chunk(at, number) for number in range(self.who.keep)]
         known: dict[int, Value] = {}
         for phase in range(1, max(self.phase.values(), default=0) + 1):
             steps = [n for n, p in self.phase.items() if p == phase]
@@ -123,12 +91,6 @@ class Nest:
             known.update(self.fold(at, steps, known))
         with within(self.b, is_row, math.prod(self.row_shape), self.reach()):
             self.write(at, known)
-
-    @property
-    def workgroup(self) -> tuple[int, int, int]:
-        """Rows along x and members along y, or members of one row along x."""
-        who = self.who
-        return (who.size, 1, 1) if who.rows == 1 else (who.rows, who.size, 1)
 
     def before(
         self, at: Sequence[Value], steps: Sequence[int], known: dict[int, Value]
@@ -145,7 +107,7 @@ class Nest:
         The last workgroup repeats the last row where there are no more: all must meet.
         """
         b, many = self.b, self.who.rows
-        number = position if many == 1 else b.add(b.scaled(position, many), b.local_id(0))
+        number = position if many == 1 else b.add(b.scaled(position, many), self.meeting.row)
         count = math.prod(self.row_shape)
         inside = number
         if self.reach() > count:
@@ -165,12 +127,34 @@ class Nest:
         indices = [*at, *coordinates(self.b, column, self.columns)]
         return Point(self.b, indices, len(indices) - 1, self.who.lanes)
 
-    def range(self) -> tuple[Value, Value, Value]:
-        """Bounds and step of this invocation's walk along the row."""
+    def chunk(self, at: Sequence[Value], number: int) -> Chunk:
+        """Vector ``number`` of those that this member keeps."""
         b, lanes = self.b, self.who.lanes
+        step = self.who.size * lanes
+        column = b.offset(b.scaled(self.meeting.member, lanes), number * step)
+        if (number + 1) * step <= self.length:
+            return Chunk(self.point(at, column), column, None)
+        inside = b.compare(CmpOp.LT_U, column, b.index(self.length))
+        clamped = b.binary(BinOp.MIN_U, column, b.index(self.length - lanes))
+        return Chunk(self.point(at, clamped), column, inside)
+
+    def spans(self) -> list[tuple[Value, Value, int, int]]:
+        """Loops that together walk the row: bounds, step and vectors of one turn."""
+        b, lanes, unroll = self.b, self.who.lanes, self.who.unroll
+        step = self.who.size * lanes
+        mine = b.scaled(self.meeting.member, lanes)
         first, end = self.part or (b.index(0), b.index(self.length))
-        step = b.index(self.who.size * lanes)
-        return b.add(first, b.scaled(self.meeting.member, lanes)), end, step
+        if unroll == 1:
+            return [(b.add(first, mine), end, step, 1)]
+        if self.part is None:
+            middle: Value = b.index(self.length - self.length % (step * unroll))
+        else:
+            whole = b.binary(BinOp.AND, b.sub(end, first), b.index(-step * unroll))
+            middle = b.add(first, whole)
+        head = (b.add(first, mine), middle, step * unroll, unroll)
+        if self.part is None and self.length % (step * unroll) == 0:
+            return [head]
+        return [head, (b.add(middle, mine), end, step, 1)]
 
     def fold(
         self, at: Sequence[Value], steps: Sequence[int], known: dict[int, Value]
@@ -183,30 +167,86 @@ class Nest:
         self, at: Sequence[Value], steps: Sequence[int], known: dict[int, Value]
     ) -> dict[int, tuple[ReduceRule, State]]:
         """One pass over the row, or its part; gives the states, the same in all members."""
-        b, body, lanes = self.b, self.group.body, self.who.lanes
-        rules = [s for n in steps if isinstance(s := body[n], ReduceStep)]
-        initial = [s.rule.initial(b, lanes) for s in rules]
-        states = [v for state in initial for v in state]
-        with b.loop(*self.range(), states, hint="col") as loop:
-            point = self.point(at, loop.index)
-            values = evaluate(point, self.buffers, body, [s.arg for s in rules], known)
-            where = loop.index if lanes == 1 else point.spread(loop.index, 1)
-            after: list[Value] = []
-            for step, state in zip(rules, initial, strict=True):
-                before = loop.carried[len(after) : len(after) + len(state)]
-                element = b.splat(values[step.arg], lanes)
-                after.extend(step.rule.step(b, before, element, where))
-            loop.yields(*after)
+        b, lanes = self.b, self.who.lanes
+        found = [s for n in steps if isinstance(s := self.group.body[n], ReduceStep)]
+        initial = [s.rule.initial(b, lanes) for s in found]
+        flat: Sequence[Value] = [v for state in initial for v in state]
+        if self.chunks:
+            for chunk in self.chunks:
+                flat = self.folded_chunk(chunk, found, flat, known)
+        else:
+            flat = self.folded_spans(at, found, flat, known)
         out: dict[int, tuple[ReduceRule, State]] = {}
-        rest = list(loop.results)
-        for number, step, state in zip(steps, rules, initial, strict=True):
+        rest = list(flat)
+        for number, step, state in zip(steps, found, initial, strict=True):
             mine, rest = tuple(rest[: len(state)]), rest[len(state) :]
             out[number] = step.rule, self.meeting.merged(step.rule, mine, lanes)
         return out
 
+    def folded_chunk(
+        self,
+        chunk: Chunk,
+        steps: Sequence[ReduceStep],
+        states: Sequence[Value],
+        known: dict[int, Value],
+    ) -> list[Value]:
+        """States after a kept vector, whose values are remembered."""
+        wanted = [s.arg for s in steps]
+        values = evaluate(chunk.point, self.buffers, self.group.body, wanted, known | chunk.values)
+        chunk.values = {n: v for n, v in values.items() if n in self.full}
+        after = self.stepped(steps, states, values, (chunk.point, chunk.column))
+        if chunk.inside is None:
+            return after
+        pairs = zip(after, states, strict=True)
+        return [self.b.select(chunk.inside, new, old) for new, old in pairs]
+
+    def folded_spans(
+        self,
+        at: Sequence[Value],
+        steps: Sequence[ReduceStep],
+        states: Sequence[Value],
+        known: dict[int, Value],
+    ) -> Sequence[Value]:
+        """States after a walk along the row."""
+        b, wanted = self.b, [s.arg for s in steps]
+        for lower, upper, step, unroll in self.spans():
+            with b.loop(lower, upper, b.index(step), states, hint="col") as loop:
+                states = loop.carried
+                for column, point in self.turns(at, loop.index, step, unroll):
+                    values = evaluate(point, self.buffers, self.group.body, wanted, known)
+                    states = self.stepped(steps, states, values, (point, column))
+                loop.yields(*states)
+            states = loop.results
+        return states
+
+    def turns(
+        self, at: Sequence[Value], first: Value, step: int, unroll: int
+    ) -> list[tuple[Value, Point]]:
+        """The vectors of one turn of a loop."""
+        columns = [self.b.offset(first, turn * (step // unroll)) for turn in range(unroll)]
+        return [(column, self.point(at, column)) for column in columns]
+
+    def stepped(
+        self,
+        steps: Sequence[ReduceStep],
+        states: Sequence[Value],
+        values: dict[int, Value],
+        where: tuple[Point, Value],
+    ) -> list[Value]:
+        """States after the elements at a point and column."""
+        b, lanes, (point, column) = self.b, self.who.lanes, where
+        index = column if lanes == 1 else point.spread(column, 1)
+        after: list[Value] = []
+        for step in steps:
+            size = len(step.rule.initial(b, lanes))
+            before = tuple(states[len(after) : len(after) + size])
+            element = b.splat(values[step.arg], lanes)
+            after.extend(step.rule.step(b, before, element, index))
+        return after
+
     def write(self, at: Sequence[Value], known: dict[int, Value]) -> None:
         """Stores row values once, then full values element by element."""
-        b, body = self.b, self.group.body
+        body = self.group.body
         per_row = [s for s in self.group.stores if s.value not in self.full]
         per_element = [s for s in self.group.stores if s.value in self.full]
         used = needed(body, [s.value for s in self.group.stores], known)
@@ -215,13 +255,46 @@ class Nest:
         )
         if per_row:
             self.write_row(at, per_row, values)
-        if per_element:
-            with b.loop(*self.range(), hint="col") as loop:
-                point = self.point(at, loop.index)
-                wanted = [s.value for s in per_element]
-                found = evaluate(point, self.buffers, body, wanted, values)
-                for step in per_element:
-                    store(point, self.buffers, step, found[step.value])
+        if per_element and self.chunks:
+            self.write_chunks(per_element, values)
+        elif per_element:
+            self.write_spans(at, per_element, values)
+
+    def write_chunks(self, steps: Sequence[StoreStep], known: dict[int, Value]) -> None:
+        """Stores full values of the kept vectors, after all have been computed."""
+        wanted = [s.value for s in steps]
+        for chunk in self.chunks:
+            chunk.values = evaluate(
+                chunk.point, self.buffers, self.group.body, wanted, known | chunk.values
+            )
+        for chunk in self.chunks:
+            if chunk.inside is None:
+                self.write_point(chunk.point, steps, chunk.values)
+                continue
+            with self.b.branch(chunk.inside).then():
+                self.write_point(chunk.point, steps, chunk.values)
+
+    def write_spans(
+        self, at: Sequence[Value], steps: Sequence[StoreStep], known: dict[int, Value]
+    ) -> None:
+        """Stores full values in a walk along the row."""
+        b, wanted = self.b, [s.value for s in steps]
+        for lower, upper, step, unroll in self.spans():
+            with b.loop(lower, upper, b.index(step), hint="col") as loop:
+                points = [point for _, point in self.turns(at, loop.index, step, unroll)]
+                found = [
+                    evaluate(point, self.buffers, self.group.body, wanted, known)
+                    for point in points
+                ]
+                for point, values in zip(points, found, strict=True):
+                    self.write_point(point, steps, values)
+
+    def write_point(
+        self, point: Point, steps: Sequence[StoreStep], values: dict[int, Value]
+    ) -> None:
+        """Stores values at a point."""
+        for step in steps:
+            store(point, self.buffers, step, values[step.value])
 
     def write_row(
         self, at: Sequence[Value], steps: Sequence[StoreStep], values: dict[int, Value]
@@ -229,9 +302,7 @@ class Nest:
         """Stores row values from the first invocation of the row."""
         b = self.b
         if self.who.size == 1:
-            for step in steps:
-                store(self.row_point(at), self.buffers, step, values[step.value])
+            self.write_point(self.row_point(at), steps, values)
             return
         with b.branch(b.compare(CmpOp.EQ, self.meeting.member, b.index(0))).then():
-            for step in steps:
-                store(self.row_point(at), self.buffers, step, values[step.value])
+            self.write_point(self.row_point(at), steps, values)

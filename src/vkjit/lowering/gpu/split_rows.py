@@ -7,11 +7,14 @@ state, so the order of the additions is the same in every run.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import final
 
 from vkjit.lowering.gpu.grid import Grid, invocations, within
-from vkjit.lowering.gpu.meeting import State
-from vkjit.lowering.gpu.rows import Nest, Team, team
+from vkjit.lowering.gpu.index import index_type
+from vkjit.lowering.gpu.meeting import State, Team
+from vkjit.lowering.gpu.rows import Nest
+from vkjit.lowering.gpu.teams import default_team
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.specs import ReduceRule
@@ -27,6 +30,8 @@ _FEW_WORKGROUPS = 64
 _PART = 1 << 13
 """Elements of a row that one workgroup folds, at least."""
 _MOST_PARTS = 512
+_UNROLL = 4
+"""Vectors of one turn."""
 
 
 def part_length(group: LoopGroup, target: Target) -> int | None:
@@ -37,7 +42,7 @@ def part_length(group: LoopGroup, target: Target) -> int | None:
     """
     split = len(group.shape) - group.reduced
     count, length = math.prod(group.shape[:split]), math.prod(group.shape[split:])
-    who = team(group, target)
+    who = default_team(group, target)
     full = full_values(group)
     one_pass = max(phases(group).values(), default=0) == 1
     plain = one_pass and all(s.value not in full for s in group.stores)
@@ -45,7 +50,7 @@ def part_length(group: LoopGroup, target: Target) -> int | None:
     if who.size == 1 or not plain or workgroups >= _FEW_WORKGROUPS or length < 4 * _PART:
         return None
     parts = min(length // _PART, _MOST_PARTS)
-    step = who.size * who.lanes
+    step = who.size * who.lanes * _UNROLL
     return -(-length // (parts * step)) * step
 
 
@@ -78,14 +83,14 @@ class _Split:
     def fold(self) -> Lowered:
         """A workgroup for each part of each row, or of each run of rows side by side."""
         context, target = self.context, self.context.target
-        b = Builder("rows_part", target.index_type)
+        b = Builder("rows_part", index_type(self.context))
         for number in phases(self.group):
             initial = self.rule(number).initial(b, 1)
             self.between[number] = tuple(
                 context.new_array(scalar_of(v.type), self.count * self.parts) for v in initial
             )
         buffers = self.buffers(b, Access.WRITE)
-        who = team(self.group, target)
+        who = replace(default_team(self.group, target), keep=0, unroll=_UNROLL)
         nest = Nest(b, self.group, buffers, who, target)
         grid = Grid(-(-self.count // who.rows) * self.parts, target)
         with grid.each(b) as position:
@@ -99,7 +104,7 @@ class _Split:
             states = nest.states(at, steps, nest.before(at, steps, {}))
             with within(b, number, self.count, nest.reach()):
                 self.keep(nest, b.add(b.scaled(number, self.parts), part), states)
-        kernel = b.finish(grid.shape, nest.workgroup, self.group.origin)
+        kernel = b.finish(grid.shape, who.workgroup, self.group.origin)
         kernel.subgroup = nest.meeting.subgroup
         return Lowered(kernel, buffers.arrays)
 
@@ -120,7 +125,7 @@ class _Split:
     def join(self) -> Lowered:
         """A workgroup for each row folds the states of its parts and writes the results."""
         target = self.context.target
-        b = Builder("rows_join", target.index_type)
+        b = Builder("rows_join", index_type(self.context))
         buffers = self.buffers(b, Access.READ)
         size = invocations(target, max(32, min(256, self.parts)))
         who = Team(1, size, 1, 0)
@@ -131,7 +136,7 @@ class _Split:
             first = b.scaled(number, self.parts)
             known = {n: self.rule(n).finish(b, self.joined(nest, first, n)) for n in self.between}
             nest.write(at, known)
-        kernel = b.finish(grid.shape, nest.workgroup, self.group.origin)
+        kernel = b.finish(grid.shape, who.workgroup, self.group.origin)
         kernel.subgroup = nest.meeting.subgroup
         return Lowered(kernel, buffers.arrays)
 
