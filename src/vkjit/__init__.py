@@ -7,7 +7,7 @@ where they do not.
 
 from __future__ import annotations
 
-from vkjit import lax, nn, numpy, optim, random, tree
+from vkjit import lax, nn, numpy, optim, random, tree, tuning
 from vkjit.api.autodiff import grad, hessian, jacfwd, jacrev, jvp, linearize, value_and_grad, vjp
 from vkjit.api.batching import vmap
 from vkjit.api.jit import jit
@@ -52,6 +52,7 @@ __all__ = [
     "random",
     "stop_gradient",
     "tree",
+    "tuning",
     "value_and_grad",
     "vjp",
     "vmap",

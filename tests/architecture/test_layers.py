@@ -27,6 +27,7 @@ PUBLIC = {
     "vkjit.optim",
     "vkjit.random",
     "vkjit.tree",
+    "vkjit.tuning",
 }
 
 

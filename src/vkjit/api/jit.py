@@ -2,6 +2,7 @@
 
 A call flattens its arguments, looks the key up, and runs the loaded plan. The key holds the trees,
 avals (weak types included) and static values of the arguments, the device and the 64-bit mode.
+What was compiled before a tuning that changes its kernels is compiled anew.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import update_wrapper
 from typing import Any, final
 
-from vkjit import tree
+from vkjit import tree, tuning
 from vkjit.api.flat import name_of, positions
 from vkjit.api.ref import Ref
 from vkjit.api.staged import Lowered, lower
@@ -31,7 +32,16 @@ Function = Callable[..., Any]
 class Executable:
     """A loaded plan, and what is needed to make arrays of its outputs."""
 
-    __slots__ = ("device", "donated", "loaded", "lowered", "out_avals", "out_tree", "single")
+    __slots__ = (
+        "device",
+        "donated",
+        "loaded",
+        "lowered",
+        "out_avals",
+        "out_tree",
+        "single",
+        "tuned_at",
+    )
 
     def __init__(
         self, lowered: Lowered, loaded: Loaded, device: Device, out_tree: tree.TreeDef
@@ -43,6 +53,7 @@ class Executable:
         self.out_avals = lowered.program.out_avals
         self.donated = lowered.donated
         self.single = out_tree == tree.structure(0)
+        self.tuned_at = tuning.version()
 
     def __call__(self, leaves: Sequence[DeviceArray], refs: Sequence[Ref] = ()) -> Any:
         """Runs the plan on the leaves of the arguments; the last outputs go to ``refs``."""
@@ -62,6 +73,14 @@ class Executable:
         for ref in reversed(refs):
             ref.replace(arrays.pop())
         return arrays[0] if self.single else tree.unflatten(self.out_tree, arrays)
+
+    def is_current(self) -> bool:
+        """Whether the kernels are those that compiling again would choose."""
+        now = tuning.version()
+        choices = self.lowered.compiled.choices
+        if self.tuned_at != now and tuning.is_current(self.device, choices):
+            self.tuned_at = now
+        return self.tuned_at == now
 
 
 @final
@@ -123,8 +142,9 @@ class Jit:
         """The function's program, groups, kernels and plan for these arguments; nothing runs."""
         call = self._call(args, kwargs)
         traced, _ = call.trace(self.fn)
-        target = _device_of(call.leaves).target
-        return lower(traced, target, call.donated(self.donate_argnums))
+        device = _device_of(call.leaves)
+        choose = tuning.lookup(device)
+        return lower(traced, device.target, call.donated(self.donate_argnums), choose)
 
     def cache_size(self) -> int:
         """Number of compiled versions."""
@@ -143,13 +163,15 @@ class Jit:
     def _executable(self, call: _Call, device: Device) -> Executable:
         key = (call.key, device.name, x64_enabled())
         found = self._cache.get(key)
-        if found is None:
+        if found is None or not found.is_current():
+            self._quick.clear()  # it may hold what is replaced here
             found = self._cache[key] = self._compile(call, device)
         return found
 
     def _compile(self, call: _Call, device: Device) -> Executable:
         traced, out_tree = call.trace(self.fn)
-        lowered = lower(traced, device.target, call.donated(self.donate_argnums))
+        choose = tuning.at_compile(device)
+        lowered = lower(traced, device.target, call.donated(self.donate_argnums), choose)
         constants = [device_put(v, device.name).buffer for v in lowered.constants]
         setup = lowered.compiled.setup
         packed = [] if setup is None else device.load(setup).run(constants)
@@ -345,7 +367,7 @@ def _flat_key(args: tuple[Any, ...]) -> object:
         if type(arg) is not DeviceArray or arg.buffer.device is not device:
             return None
         avals.append(arg.aval)
-    return (device, x64_enabled(), *avals)
+    return (device, x64_enabled(), tuning.version(), *avals)
 
 
 def _require_alive(leaves: Sequence[DeviceArray]) -> None:

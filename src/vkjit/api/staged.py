@@ -14,7 +14,7 @@ from vkjit.ir.primitive import Value
 from vkjit.ir.program import Program
 from vkjit.ir.text import text
 from vkjit.lowering.artifact import Copy, Plan, PlannedBuffer, Role, Step
-from vkjit.lowering.compile import Compiled, compile_program
+from vkjit.lowering.compile import Choose, Compiled, compile_program
 from vkjit.lowering.kernel.text import text as kernel_text
 from vkjit.lowering.target import Target
 from vkjit.passes.pipeline import simplify
@@ -108,10 +108,18 @@ class Lowered:
         )
 
 
-def lower(traced: Traced, target: Target, donated: tuple[int, ...] = ()) -> Lowered:
-    """Simplifies and lowers a traced function; captured values become constants."""
+def lower(
+    traced: Traced,
+    target: Target,
+    donated: tuple[int, ...] = (),
+    choose: Choose | None = None,
+) -> Lowered:
+    """Simplifies and lowers a traced function; captured values become constants.
+
+    ``choose`` picks schedules of products.
+    """
     program = simplify(traced.program)
-    compiled = compile_program(program, target, len(traced.captured), donated)
+    compiled = compile_program(program, target, len(traced.captured), donated, choose)
     return Lowered(program, traced.captured, compiled, target, donated)
 
 

@@ -1,0 +1,236 @@
+"""What a product with its epilogue is, in float64, and how far a device may be from it.
+
+The product is NumPy's in float64. The epilogue runs in the interpreter of kernels, at the product
+and at both ends of the product's error bound: what moves there may move on the device.
+
+The bound of a sum of ``k`` products is ``min(gamma(k), 8 sqrt(k) u)`` of the sum of the magnitudes,
+``u`` the unit roundoff of the accumulator: N. Higham and T. Mary, "A New Approach to Probabilistic
+Rounding Error Analysis", SIAM J. Sci. Comput. 41 (2019), theorem 2.4 with lambda = 8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, final
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from vkjit.lowering.compile import lower_group
+from vkjit.lowering.kernel.interpret import run
+from vkjit.lowering.kernel.interpret_ops import DTYPES
+from vkjit.lowering.kernel.types import I1, I32, ScalarType
+from vkjit.lowering.kernel.views import View, dense
+from vkjit.lowering.plan.groups import ArrayInfo, LoadStep, LoopGroup, ScalarStep, StoreStep
+from vkjit.lowering.target import ALL_SCALARS, Target, TargetKind
+from vkjit.lowering.templates.context import TemplateContext
+from vkjit.tuning.case import Case
+
+Array = npt.NDArray[Any]
+Arrays = dict[int, Array]
+
+_JUDGE = Target(
+    name="tuning-judge",
+    kind=TargetKind.GPU,
+    index_type=I32,
+    storage=ALL_SCALARS,
+    arithmetic=ALL_SCALARS,
+    max_workgroup=(256, 256, 64),
+    max_invocations=256,
+)
+"""The interpreter, one invocation for each element."""
+
+_finfo: Callable[[np.dtype[Any]], Any] = ml_dtypes.finfo
+_LAMBDA = 8.0
+_FUNCTION_ULPS = 32.0
+"""Two results of an elementary function, each within 16 ulp: what ``legalize`` is tested to."""
+
+
+class Values(Enum):
+    """Kinds of inputs."""
+
+    RANDOM = "random"  # uniform in [-1, 1), integers in [-8, 8]
+    SPECIAL = "special"  # random, with NaN, infinities, both zeros and huge numbers among them
+    LARGE = "large"  # up to where no sum overflows the accumulator
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The elements of one store in float64 (integers: as they are), and their allowed error."""
+
+    values: Array
+    allowed: Array
+
+
+def inputs(case: Case, values: Values, seed: int) -> Arrays:
+    """Contents of the arrays that a case reads."""
+    rng = np.random.default_rng(seed)
+    found: Arrays = {}
+    for array in case.reads:
+        info = case.infos[array]
+        found[array] = _filled(rng, info, values, case)
+    return found
+
+
+def _filled(rng: np.random.Generator, info: ArrayInfo, values: Values, case: Case) -> Array:
+    dtype, size = DTYPES[info.elem], info.length
+    if info.elem is I1:
+        return rng.integers(0, 2, size).astype(np.bool_)
+    if info.elem.kind == "int":
+        return rng.integers(-8, 9, size).astype(dtype)
+    uniform = rng.random(size, np.float32) * np.float32(2) - np.float32(1)
+    if values is Values.LARGE:
+        return (uniform.astype(np.float64) * _large(info.elem, case)).astype(dtype)
+    found: Array = uniform.astype(dtype)
+    if values is Values.SPECIAL:
+        huge = 0.5 * largest(info.elem)
+        picks = rng.permutation(size)[: min(5, size)]
+        found[picks] = np.array([np.nan, np.inf, -np.inf, -0.0, huge])[: len(picks)].astype(dtype)
+    return found
+
+
+def _large(elem: ScalarType, case: Case) -> float:
+    """The largest inputs of which no sum overflows."""
+    group = case.group
+    room = min(largest(group.accumulate), largest(group.body[0].type))
+    return min(0.5 * largest(elem), math.sqrt(room / (4.0 * max(group.k, 1))))
+
+
+def largest(elem: ScalarType) -> float:
+    """The largest finite number of a float type."""
+    return float(_finfo(DTYPES[elem]).max)
+
+
+def unit(elem: ScalarType) -> float:
+    """Unit roundoff of a float type."""
+    return float(_finfo(DTYPES[elem]).eps) / 2
+
+
+def tiny(elem: ScalarType) -> float:
+    """The smallest normal number of a float type: devices may flush what is below to zero."""
+    return float(_finfo(DTYPES[elem]).smallest_normal)
+
+
+def sum_bound(length: int, elem: ScalarType) -> float:
+    """Relative error of a sum of ``length`` products in ``elem``, to the sum of magnitudes."""
+    u = unit(elem)
+    certain = length * u / (1 - length * u) if length * u < 1 else math.inf
+    return min(certain, _LAMBDA * math.sqrt(length) * u)
+
+
+# -- the result -----------------------------------------------------------------------------------
+
+
+def wanted(case: Case, arrays: Arrays) -> list[Wanted]:
+    """What each store of the group has to write, for given contents of the arrays it reads."""
+    group = case.group
+    with np.errstate(all="ignore"):
+        product, error = _product(case, arrays)
+        kind = DTYPES[group.body[0].type]
+        if group.body[0].type.kind != "float":
+            exact = _epilogue(case, arrays, product.astype(kind))
+            return [Wanted(v, np.zeros(v.shape)) for v in exact]
+        middle, low, high = (
+            _epilogue(case, arrays, p.astype(kind))
+            for p in (product, product - error, product + error)
+        )
+        return [
+            _spread(case, store, *found)
+            for store, *found in zip(group.stores, middle, low, high, strict=True)
+        ]
+
+
+def _product(case: Case, arrays: Arrays) -> tuple[Array, Array]:
+    """The sums, and how far a device may be from each."""
+    group = case.group
+    exact = group.accumulate.kind != "float"
+    wide: npt.DTypeLike = np.int64 if exact else np.float64
+    lhs, rhs = (strided(arrays[s.array], s.view).astype(wide) for s in (group.lhs, group.rhs))
+    product = lhs @ rhs
+    if exact:
+        # Sums wrap in the accumulator; narrowing keeps the low bits.
+        return product.astype(DTYPES[group.accumulate]), np.zeros(product.shape)
+    magnitude = np.abs(lhs) @ np.abs(rhs)
+    error = sum_bound(max(group.k, 1), group.accumulate) * magnitude
+    error += unit(group.body[0].type) * 2 * np.abs(product)
+    return product, error + tiny(group.body[0].type)
+
+
+def _spread(case: Case, store: StoreStep, middle: Array, low: Array, high: Array) -> Wanted:
+    """The result of one store and its error, from results at and around the product."""
+    elem = case.infos[store.array].elem
+    if elem.kind != "float":
+        moved = np.abs(high.astype(np.float64) - low.astype(np.float64))
+        return Wanted(middle, moved)
+    value = middle.astype(np.float64)
+    ends = [_distance(end.astype(np.float64), value) for end in (low, high)]
+    size = np.abs(value)
+    finite = size[np.isfinite(size)]
+    size = size + (float(finite.mean()) if finite.size else 0.0)
+    steps = [s for s in case.group.body if isinstance(s, ScalarStep) and s.type.kind == "float"]
+    inside = sum(unit(s.type) for s in steps) * _FUNCTION_ULPS
+    allowed = np.maximum(*ends) + (inside + 2 * unit(elem)) * size + tiny(elem)
+    return Wanted(value, np.where(np.isnan(allowed), 0.0, allowed))
+
+
+def _distance(end: Array, value: Array) -> Array:
+    """How far ``end`` is from ``value``: infinitely where only one of them is a number."""
+    same = (end == value) | (np.isnan(end) & np.isnan(value))
+    apart = np.abs(end - value)
+    return np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
+
+
+def _epilogue(case: Case, arrays: Arrays, product: Array) -> list[Array]:
+    """What each store writes, given the product, by the interpreter."""
+    group = case.group
+    if len(group.body) == 1:
+        return [product for _ in group.stores]
+    shape = (*group.batch, group.m, group.n)
+    number = len(case.infos)
+    infos = [*case.infos, ArrayInfo(group.body[0].type, product.size)]
+    first = LoadStep(number, dense(shape), group.body[0].type)
+    stores: list[StoreStep] = []
+    memory = dict(arrays)
+    memory[number] = np.ascontiguousarray(product).reshape(-1)
+    for store in group.stores:
+        elem = case.infos[store.array].elem
+        stores.append(StoreStep(store.value, len(infos), dense(shape)))
+        memory[len(infos)] = np.zeros(product.size, DTYPES[elem])
+        infos.append(ArrayInfo(elem, product.size))
+    loop = LoopGroup(shape, 0, (first, *group.body[1:]), tuple(stores))
+    kernels, _ = lower_group(loop, None, TemplateContext(_JUDGE, infos))
+    for item in kernels:
+        run(item.kernel, [memory[a] for a in item.arrays])
+    return [memory[store.array].reshape(shape) for store in stores]
+
+
+def strided(array: Array, view: View) -> Array:
+    """The elements of a view."""
+    if view.size == 0:
+        return np.zeros(view.shape, array.dtype)
+    steps = [stride * array.itemsize for stride in view.strides]
+    return np.lib.stride_tricks.as_strided(array[view.offset :], view.shape, steps, writeable=False)
+
+
+# -- comparing ------------------------------------------------------------------------------------
+
+
+def excess(got: Array, want: Wanted) -> float:
+    """The largest error as a share of what is allowed; above 1 the result is wrong.
+
+    NaN must be met by NaN and infinities by themselves, unless their neighbours differ in kind.
+    """
+    if got.size == 0:
+        return 0.0
+    with np.errstate(all="ignore"):
+        found, value = got.astype(np.float64), want.values.astype(np.float64)
+        error = _distance(found, value)
+        share = error / np.where(want.allowed > 0, want.allowed, np.nan)
+        share = np.where(np.isnan(share), np.inf, share)
+        share = np.where(np.isinf(want.allowed) | (error == 0), 0.0, share)
+    return float(share.max())

@@ -1,0 +1,162 @@
+"""The search for one group: time the candidates, then admit the fastest that is right."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import final
+
+from vkjit.errors import VkjitError
+from vkjit.lowering.compile import schedules
+from vkjit.lowering.plan.schedule import GpuContract
+from vkjit.tuning.admission import Admission, Check, RealSize, admitted
+from vkjit.tuning.case import Case, Trial, trial
+from vkjit.tuning.records import Receipt, Result, group_key, kernels_version
+from vkjit.tuning.reference import sum_bound
+from vkjit.tuning.report import Progress
+from vkjit.tuning.rig import Rig
+
+LEAST_GAIN = 1.02
+"""What is not faster than the default by this factor does not replace it."""
+_TIMING_SHARE = 0.7
+"""Part of a group's time for timing; the rest is for checks."""
+_CHECKS_AT_MOST = 4  # schedules that may fail their checks before the default is kept
+
+
+@final
+@dataclass(slots=True)
+class _Timings:
+    """Seconds of what was timed, fastest found so far, and why others were not."""
+
+    seconds: dict[GpuContract, float] = field(default_factory=dict[GpuContract, float])
+    refused: dict[GpuContract, str] = field(default_factory=dict[GpuContract, str])
+
+    @property
+    def best(self) -> float | None:
+        """The shortest time."""
+        return min(self.seconds.values(), default=None)
+
+
+@final
+class Search:
+    """Tunes one group after another on one device."""
+
+    def __init__(self, rig: Rig, progress: Progress | None = None) -> None:
+        self.rig = rig
+        self.admission = Admission(rig)
+        self._progress = progress
+
+    def tune(self, case: Case, deadline: float) -> Result | None:
+        """The result for a case, or None where there is nothing to choose or the default fails.
+
+        The default schedule is always timed; ``deadline``, by the rig's clock, ends the timing of
+        others with part of the time left for the checks.
+        """
+        rig, start = self.rig, self.rig.clock()
+        options = schedules(case.group, case.infos, rig.target)
+        if len(options) < 2:
+            return None
+        try:
+            real = RealSize(rig, case, options[0])
+        except VkjitError:
+            return None
+        timings = _Timings()
+        timing_ends = start + (deadline - start) * _TIMING_SHARE
+        self._time(case, options, real, timings, timing_ends)
+        if options[0] not in timings.seconds:
+            return None
+        chosen, checks = self._admit(case, options[0], real, timings)
+        return self._result(case, chosen, options[0], timings, checks, rig.clock() - start)
+
+    def _time(
+        self,
+        case: Case,
+        options: Sequence[GpuContract],
+        real: RealSize,
+        timings: _Timings,
+        ends: float,
+    ) -> None:
+        """Times the default, then the others in their order until the time is over."""
+        done = 0
+        for some in _batches(options):
+            if done and self.rig.clock() >= ends:
+                return
+            ready: list[Trial] = []
+            for schedule in some:
+                try:
+                    ready.append(trial(case, schedule, self.rig.target))
+                except VkjitError as error:
+                    timings.refused[schedule] = _reason(error)
+            self.rig.prepare(ready)
+            for one in ready:
+                if done and self.rig.clock() >= ends:
+                    return
+                try:
+                    seconds = self.rig.seconds(one, real.given, timings.best)
+                    timings.seconds[one.schedule] = seconds
+                except VkjitError as error:
+                    timings.refused[one.schedule] = _reason(error)
+                done += 1
+                if self._progress is not None:
+                    self._progress(group_key(case), done, len(options))
+
+    def _admit(
+        self, case: Case, default: GpuContract, real: RealSize, timings: _Timings
+    ) -> tuple[GpuContract, list[Check]]:
+        """The fastest schedule that passes its checks, and these."""
+        limit = timings.seconds[default] / LEAST_GAIN
+        ordered = sorted(timings.seconds, key=timings.seconds.__getitem__)
+        faster = [s for s in ordered if timings.seconds[s] <= limit]
+        for schedule in faster[:_CHECKS_AT_MOST]:
+            checks, reason = admitted(self.admission, real, case, schedule)
+            if reason is None:
+                return schedule, checks
+            timings.refused[schedule] = reason
+        return default, []
+
+    def _result(  # noqa: PLR0913  the parts of a receipt
+        self,
+        case: Case,
+        chosen: GpuContract,
+        default: GpuContract,
+        timings: _Timings,
+        checks: Sequence[Check],
+        spent: float,
+    ) -> Result:
+        now = datetime.datetime.now(datetime.UTC)
+        receipt = Receipt(
+            date=now.isoformat(timespec="seconds"),
+            version=metadata.version("vkjit"),
+            default=default.text(),
+            seconds={s.text(): t for s, t in timings.seconds.items()},
+            refused={s.text(): reason for s, reason in timings.refused.items()},
+            checks=tuple(map(str, checks)),
+            error=max((c.share for c in checks), default=0.0),
+            tolerance=_tolerance(case),
+            spent=round(spent, 3),
+        )
+        hardware = self.rig.device.hardware
+        return Result(hardware, kernels_version(), group_key(case), chosen.text(), receipt)
+
+
+def _batches(options: Sequence[GpuContract]) -> Iterator[Sequence[GpuContract]]:
+    """The default alone, which must not wait, then as many as compile at the same time."""
+    yield options[:1]
+    size = max(os.cpu_count() or 1, 2)
+    for start in range(1, len(options), size):
+        yield options[start : start + size]
+
+
+def _reason(error: VkjitError) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+def _tolerance(case: Case) -> str:
+    group = case.group
+    if group.accumulate.kind != "float":
+        return "equal"
+    bound = sum_bound(max(group.k, 1), group.accumulate)
+    return f"{bound:.3g} of the sum of magnitudes, then the rounding of results and epilogue"

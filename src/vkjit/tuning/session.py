@@ -1,0 +1,98 @@
+"""Tuning a whole function: its groups, the time for each, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from vkjit import tree
+from vkjit.device_array import default_device
+from vkjit.ir.primitive import Value
+from vkjit.lowering.compile import Choice, compile_program
+from vkjit.passes.pipeline import simplify
+from vkjit.runtime.device import Device
+from vkjit.trace import aval_of, trace
+from vkjit.tuning.case import Case, case_of
+from vkjit.tuning.lookup import lookup, store, stored
+from vkjit.tuning.records import group_key
+from vkjit.tuning.report import Progress, TunedGroup, TuneReport
+from vkjit.tuning.rig import Rig
+from vkjit.tuning.search import Search
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A case, and how many times a call of the function runs it."""
+
+    case: Case
+    count: int
+
+
+def jobs_of(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> list[Job]:
+    """The distinct groups of a function that can be tuned, what should gain most first.
+
+    ``fn`` may be jitted; then ``args`` are those of its calls, static ones among them.
+    """
+    choices = _choices(fn, args, device)
+    found: dict[str, Job] = {}
+    for choice in choices:
+        case = case_of(choice.group, choice.infos)
+        if case is not None:
+            key = group_key(case)
+            before = found.get(key)
+            found[key] = Job(case, choice.count + (before.count if before else 0))
+    return sorted(found.values(), key=_expected, reverse=True)
+
+
+def _expected(job: Job) -> float:
+    return job.case.work * job.count
+
+
+def _choices(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> Sequence[Choice]:
+    if lookup(device) is None:
+        return ()
+    lower = getattr(fn, "lower", None)
+    if lower is not None:
+        with default_device(device.name):
+            lowered: Any = lower(*args)
+        return lowered.compiled.choices
+    leaves, in_tree = tree.flatten(tuple(args))
+
+    def flat(*given: Value) -> list[Value]:
+        return tree.leaves(fn(*tree.unflatten(in_tree, list(given))))
+
+    traced = trace(flat, [aval_of(v) for v in leaves], getattr(fn, "__name__", "tuned"))
+    program = simplify(traced.program)
+    captured = len(traced.captured)
+    return compile_program(program, device.target, captured, choose=lookup(device)).choices
+
+
+def run(
+    jobs: Sequence[Job],
+    rig: Rig,
+    budget_s: float,
+    progress: Progress | None = None,
+    *,
+    again: bool = False,
+) -> TuneReport:
+    """Tunes what has no result yet (``again``: everything) within ``budget_s`` seconds.
+
+    Time is shared equally among the groups that are left; what one does not use goes to the others.
+    """
+    start = rig.clock()
+    search = Search(rig, progress)
+    groups: list[TunedGroup] = []
+    for number, job in enumerate(jobs):
+        key = group_key(job.case)
+        result = None if again else stored(rig.device, job.case)
+        now, is_new = rig.clock(), False
+        left = start + budget_s - now
+        if result is None and left > 0:
+            result = search.tune(job.case, now + left / (len(jobs) - number))
+            is_new = result is not None
+            if result is not None:
+                store().put([result])
+        groups.append(TunedGroup(key, job.count, result, is_new))
+    return TuneReport(rig.device.name, tuple(groups), rig.clock() - start)
