@@ -38,10 +38,12 @@ class VulkanLoaded(Loaded):
 
     __slots__ = (
         "__weakref__",
+        "_arenas",
+        "_constant_spans",
         "_constants",
         "_forecast",
-        "_fresh",
         "_inputs",
+        "_made",
         "_needed",
         "_outputs",
         "_ring",
@@ -54,19 +56,20 @@ class VulkanLoaded(Loaded):
         "plan",
     )
 
-    def __init__(
-        self, device: VulkanDevice, plan: Plan, constants: Sequence[VulkanBuffer]
-    ) -> None:
+    def __init__(self, device: VulkanDevice, plan: Plan, constants: Sequence[VulkanBuffer]) -> None:
         self.device = device
         self.plan = plan
         self._ring: deque[Recording] = deque()
         self._timed: Recording | None = None
-        self._constants = list(constants)
+        self._constants = list(constants)  # keeps the memory
+        self._constant_spans = [constant.span for constant in constants]
         self._inputs = len(indices(plan, Role.INPUT))
         outputs = [plan.buffers[i] for i in indices(plan, Role.OUTPUT)]
         arenas = [plan.buffers[i] for i in indices(plan, Role.ARENA)]
         self._outputs = [(b.size, b.donated) for b in outputs]
-        self._fresh = [(b.size, b.donated) for b in (*outputs, *arenas)]
+        self._made = [(b.size, b.donated) for b in (*outputs, *arenas)]
+        first = self._inputs + len(outputs)
+        self._arenas = range(first, first + len(arenas))
         self._needed = [plan.buffers[i].size for i in indices(plan, Role.INPUT)]
         self._taken = taken_over(plan)
         if len(self._constants) != len(indices(plan, Role.CONSTANT)):
@@ -141,35 +144,39 @@ class VulkanLoaded(Loaded):
             self._check(given, donated)
         with device.lock:
             device.reap()
-            spans = [buffer.span for buffer in given]
-            fresh: list[Span] = []
             self._forecast.require_room()
+            spans = [buffer.span for buffer in given]
             try:
-                for size, source in self._fresh:
-                    if source is None:
-                        fresh.append(device.memory.take(size))
-                        spans.append(fresh[-1])
-                    else:
-                        spans.append(spans[source])
-                made = spans[self._inputs :]
-                spans += [constant.span for constant in self._constants]
+                self._allocate(spans)
                 value = recording().submit(spans)
             except BaseException as error:
-                for span in fresh:
+                for span in self._fresh(spans):
                     device.give(span)
                 if isinstance(error, OutOfMemoryError):
                     raise self._forecast.failure(error) from None
                 raise
             outputs: list[DeviceBuffer] = []
-            for span, (size, source) in zip(made, self._outputs, strict=False):
+            for span, (size, source) in zip(spans[len(given) :], self._outputs, strict=False):
                 if source is not None:
                     given[source].moved()
                 outputs.append(VulkanBuffer(device, span, size, value))
-            for span in made[len(outputs) :]:
-                device.give(span)
+            for place in self._arenas:
+                device.give(spans[place])
             for position in donated:
                 given[position].release()
         return outputs
+
+    def _allocate(self, spans: list[Span]) -> None:
+        """Appends the memory of outputs, arena and constants to that of the inputs."""
+        take = self.device.memory.take
+        for size, source in self._made:
+            spans.append(take(size) if source is None else spans[source])
+        spans += self._constant_spans
+
+    def _fresh(self, spans: Sequence[Span]) -> list[Span]:
+        """Of the spans that a call has so far, those that it allocated."""
+        made = spans[self._inputs : self._inputs + len(self._made)]
+        return [s for s, (_, source) in zip(made, self._made, strict=False) if source is None]
 
     def _check(self, given: Sequence[VulkanBuffer], donated: Collection[int]) -> None:
         """Refuses a wrong number of inputs, short inputs and incomplete donation."""
