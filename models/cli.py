@@ -1,4 +1,4 @@
-"""The command line: ``vkjit train``, ``vkjit sample``, ``vkjit info``."""
+"""The command line: ``vkjit train``, ``sample``, ``info`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -94,16 +94,25 @@ def sample(
 
 @app.command()
 @_clear_errors
-def info() -> None:
-    """Say which devices there are, which one is used and why."""
-    Console(soft_wrap=True).print(_info_text(), markup=False, highlight=False)
+def info(
+    brief: Annotated[bool, typer.Option("--brief", help="List the devices only.")] = False,
+) -> None:
+    """Say which devices there are, what is used of them, and why others are missing."""
+    Console(soft_wrap=True).print(vj.info(brief=brief), markup=False, highlight=False)
 
 
-def _info_text() -> str:
-    describe = getattr(vj, "info", None)
-    if describe is not None:
-        return str(describe())
-    return "\n".join(str(device) for device in vj.devices())
+@app.command(
+    add_help_option=False,  # the doctor's own parser answers --help, also without typer
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+@_clear_errors
+def doctor(context: typer.Context) -> None:
+    """Check a device against the host, stage by stage; `vkjit doctor --help` lists the options."""
+    from vkjit.doctor import main as check  # noqa: PLC0415  imports every layer of the library
+
+    code = check(context.args)
+    if code:
+        raise typer.Exit(code)
 
 
 def main() -> None:

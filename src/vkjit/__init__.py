@@ -18,7 +18,7 @@ from vkjit.device_array import default_device, device_put
 from vkjit.dtypes import enable_x64
 from vkjit.lax import stop_gradient
 from vkjit.runtime import available_devices as devices
-from vkjit.runtime import explain_devices as info
+from vkjit.runtime.explain import info
 from vkjit.runtime.profiling import Profile, profile
 
 __version__ = "0.1.0"

@@ -20,6 +20,7 @@ SUBMODULES = {path.stem for path in SOURCES if path.parent.name == "vkjit"} | {
 PUBLIC = {
     "vkjit",
     "vkjit.debug",
+    "vkjit.doctor",
     "vkjit.errors",
     "vkjit.lax",
     "vkjit.nn",

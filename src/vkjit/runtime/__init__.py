@@ -21,6 +21,7 @@ __all__ = [
     "discovered_devices",
     "explain_devices",
     "get_device",
+    "open_device",
 ]
 
 
@@ -99,6 +100,16 @@ def get_device(name: str) -> Device:
                 _require(name)
             device = _open[name] = _family(name).open_device(name)
         return device
+
+
+def open_device(name: str) -> Device:
+    """A device of the caller's own, which it must close; ``get_device`` shares one by name.
+
+    Raises:
+        ArgumentError: no such device.
+        DeviceError: the driver failed to open it.
+    """
+    return _family(name).open_device(name)
 
 
 def close_devices() -> None:
