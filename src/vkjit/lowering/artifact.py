@@ -87,7 +87,7 @@ class Plan:
 
     Steps may overlap in time unless a barrier stands between them: ``i in barriers`` means that
     every step before ``i`` has finished, and its writes are visible, when step ``i`` starts.
-    ``arena_bytes`` is the size of the one ARENA buffer; ``peak_bytes`` adds inputs, outputs and
+    ``arena_bytes`` is the size of all ARENA buffers; ``peak_bytes`` adds inputs, outputs and
     constants.
     """
 

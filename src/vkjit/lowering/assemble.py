@@ -238,8 +238,10 @@ class Layout:
                     )
             written.update(step.written())
 
-    def plan(self, name: str, levels: Sequence[Sequence[KernelStep]]) -> tuple[Plan, Arena]:
-        """The finished plan and its arena.
+    def plan(
+        self, name: str, levels: Sequence[Sequence[KernelStep]], largest: int = 0
+    ) -> tuple[Plan, Arena]:
+        """The finished plan and its arena, in buffers of at most ``largest`` bytes unless 0.
 
         Arrays that steps of one level use never share memory: they may run at the same time.
         """
@@ -247,7 +249,7 @@ class Layout:
         self._check_written(name, steps)
         sizes = {a: self.size(a) for a in self._temporaries(steps)}
         touched = [[a for step in level for a in step.arrays] for level in levels]
-        space = arena(lifetimes(touched, sizes))
+        space = arena(lifetimes(touched, sizes), largest)
         buffers: list[PlannedBuffer] = []
         where: dict[int, Range] = {}
 
@@ -271,9 +273,10 @@ class Layout:
             )
             buffers.append(PlannedBuffer(Role.OUTPUT, self.size(array), position, taken))
         for array, offset in space.offsets.items():
-            where[array] = Range(len(buffers), offset, self.size(array))
-        if space.size:
-            buffers.append(PlannedBuffer(Role.ARENA, space.size))
+            part, start = divmod(offset, space.limit)
+            where[array] = Range(len(buffers) + part, start, self.size(array))
+        for position, nbytes in enumerate(space.buffers()):
+            buffers.append(PlannedBuffer(Role.ARENA, nbytes, position))
         launches = tuple(
             Launch(step.kernel, tuple(where[a] for a in step.arrays), step.origin)
             for step in steps

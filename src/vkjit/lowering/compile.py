@@ -24,11 +24,13 @@ from vkjit.lowering.gpu.choose import candidates
 from vkjit.lowering.kernel.check import verify
 from vkjit.lowering.legalize import legalize
 from vkjit.lowering.plan.canonical import canonical
+from vkjit.lowering.plan.cluster import MAX_ARRAYS
 from vkjit.lowering.plan.groups import ArrayInfo, ContractGroup, Group
 from vkjit.lowering.plan.hazards import check_order
 from vkjit.lowering.plan.memory import Arena
-from vkjit.lowering.plan.partition import partition
+from vkjit.lowering.plan.partition import Partition, partition
 from vkjit.lowering.plan.schedule import GpuContract
+from vkjit.lowering.plan.workspace import Workspace
 from vkjit.lowering.target import Target, TargetKind
 from vkjit.lowering.templates.context import Lowered, TemplateContext, memory_type
 
@@ -92,17 +94,14 @@ def compile_program(
         MissingRuleError: the target lacks a type or an operation.
         InternalError: a kernel or the plan is malformed.
     """
-    parts = partition(program)
-    lowering = _Lowering(target, parts.arrays, constants, choose)
-    for group in parts.groups:
-        lowering.add(group)
+    parts, lowering = _lowered(program, target, constants, choose)
     steps = split_constant(lowering.steps, constants, parts.results, lowering.size)
     layout = Layout(lowering.size, parts.inputs, parts.results, constants, steps.kept)
     each_call = layout.donate(steps.each_call, donated)
     levels = [[step] for step in each_call]
     if target.kind is TargetKind.GPU:
         levels = layout.levels(each_call)
-    plan, space = layout.plan(program.name, levels)
+    plan, space = layout.plan(program.name, levels, target.max_buffer_bytes)
     check_order(plan)
     setup = None
     if steps.once:
@@ -110,6 +109,21 @@ def compile_program(
         setup, _ = before.plan(f"{program.name}.setup", [[step] for step in steps.once])
         check_order(setup)
     return Compiled(plan, setup, parts.groups, space, lowering.choices())
+
+
+def _lowered(
+    program: Program, target: Target, constants: int, choose: Choose | None
+) -> tuple[Partition, _Lowering]:
+    """Groups and their kernels; smaller groups where a kernel has more arrays than can be bound."""
+    most = min(MAX_ARRAYS, target.max_bindings or MAX_ARRAYS)
+    while True:
+        parts = partition(program, Workspace(most))
+        lowering = _Lowering(target, parts.arrays, constants, choose)
+        for group in parts.groups:
+            lowering.add(group)
+        if most == 0 or not lowering.binds_too_many():
+            return parts, lowering
+        most //= 2
 
 
 @final
@@ -155,6 +169,11 @@ class _Lowering:
         for item in kernels:
             arrays = tuple([inside[a] for a in item.arrays])
             self.steps.append(KernelStep(item.kernel, arrays, group.origin, in_place, copies))
+
+    def binds_too_many(self) -> bool:
+        """Whether a kernel has more arrays than the target binds."""
+        limit = self.target.max_bindings
+        return limit > 0 and any(len(step.kernel.buffers) > limit for step in self.steps)
 
     def size(self, array: int) -> int:
         """Bytes of an array."""

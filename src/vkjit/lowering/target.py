@@ -74,8 +74,9 @@ class Target:
     Sizes are in bytes, ``grid`` and ``workgroup`` limits in workgroups and invocations per axis.
     ``storage`` types may be loaded and stored, ``arithmetic`` types computed with; ``legalize``
     rewrites kernels that need others. ``cores`` is 0 where a GPU does not say how many it has.
-    ``tensor_shapes`` are cooperative matrices of flexible dimensions, none of them longer than
-    ``tensor_dimension``. ``name`` is part of every cache key.
+    ``max_bindings`` arrays may one kernel have, and ``max_buffer_bytes`` one buffer; 0 stands for
+    any number. ``tensor_shapes`` are cooperative matrices of flexible dimensions, none of them
+    longer than ``tensor_dimension``. ``name`` is part of every cache key.
     """
 
     name: str
@@ -93,6 +94,8 @@ class Target:
     subgroup_sizes: tuple[int, ...] = (1,)
     subgroup_ops: bool = False
     addressing: Addressing = Addressing.DEVICE_ADDRESS
+    max_bindings: int = 0
+    max_buffer_bytes: int = 0
     coop_shapes: tuple[CoopShape, ...] = ()
     tensor_shapes: tuple[TensorShape, ...] = ()
     tensor_dimension: int = 0

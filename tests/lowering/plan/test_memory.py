@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,3 +58,30 @@ def test_lifetimes_span_first_to_last_use() -> None:
 def test_nothing_needs_no_memory() -> None:
     empty = arena([])
     assert (empty.offsets, empty.size, empty.live_peak) == ({}, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_array_lies_across_the_buffers_of_an_arena(seed: int):
+    rng = np.random.default_rng(seed)
+    live = [
+        Lifetime(i, int(rng.integers(1, 9000)), *sorted(map(int, rng.integers(0, 30, 2))))
+        for i in range(60)
+    ]
+    placed = arena(live, 10_000)
+    sizes = placed.buffers()
+    assert placed.limit == 9984
+    assert sum(sizes) == placed.size
+    assert len(sizes) > 1
+    ranges = {t.array: (placed.offsets[t.array], t.size) for t in live}
+    for start, size in ranges.values():
+        assert start // placed.limit == (start + size - 1) // placed.limit
+        assert start % placed.limit + size <= sizes[start // placed.limit]
+    for a, b in itertools.combinations(live, 2):
+        if a.first <= b.last and b.first <= a.last:
+            (s, n), (t, m) = ranges[a.array], ranges[b.array]
+            assert s + n <= t or t + m <= s
+
+
+def test_an_array_beyond_the_limit_widens_the_buffers():
+    placed = arena([Lifetime(0, 5000, 0, 1), Lifetime(1, 100, 0, 1)], 1024)
+    assert placed.buffers() == [5120, 256]

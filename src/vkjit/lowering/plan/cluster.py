@@ -228,6 +228,7 @@ class Cluster:
 
     position: float
     axes: list[Axis]
+    max_arrays: int = MAX_ARRAYS
     steps: list[Step] = field(default_factory=list[Step])
     stores: list[Store] = field(default_factory=list[Store])
     reduced: list[Axis] = field(default_factory=list[Axis])
@@ -252,7 +253,8 @@ class Cluster:
 
     def is_full(self) -> bool:
         """Whether no more operations should join."""
-        return self.weight > MAX_WEIGHT or len(self.loads) + len(self.stores) > MAX_ARRAYS
+        arrays = len(self.loads) + len(self.stores)
+        return self.weight > MAX_WEIGHT or arrays > self.max_arrays
 
     def rows(self) -> list[Axis]:
         """Leaf axes that are not reduced."""

@@ -68,13 +68,13 @@ _MIN_ROWS = 8
 _MANY_COLUMNS = 1 << 15
 
 
-def partition(program: Program) -> Partition:
-    """The groups of ``program``.
+def partition(program: Program, space: Workspace | None = None) -> Partition:
+    """The groups of ``program``, made in an empty workspace, which may bound their arrays.
 
     Raises:
         InternalError: a primitive has no kernel spec.
     """
-    work = _Partitioner(program)
+    work = _Partitioner(program, space or Workspace())
     for eqn in program.eqns:
         work.equation(eqn)
     return work.result()
@@ -84,9 +84,9 @@ def partition(program: Program) -> Partition:
 class _Partitioner:
     """State of one partition: arrays, clusters and what each variable is bound to."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, space: Workspace) -> None:
         self.program = program
-        self.space = Workspace()
+        self.space = space
         self.env: dict[Var, Bound] = {}
         self.uses = _use_counts(program)
         for var in program.params:

@@ -11,6 +11,7 @@ from vkjit.lowering.kernel.types import ScalarType
 from vkjit.lowering.kernel.views import View, dense
 from vkjit.lowering.plan.bindings import Bound, Lazy, Placed
 from vkjit.lowering.plan.cluster import (
+    MAX_ARRAYS,
     Axis,
     Cluster,
     Const,
@@ -26,9 +27,13 @@ from vkjit.lowering.plan.groups import IOTA, ArrayInfo, Group
 
 @final
 class Workspace:
-    """Arrays and clusters so far. ``origin`` names the equation that is being placed."""
+    """Arrays and clusters so far. ``origin`` names the equation that is being placed.
 
-    def __init__(self) -> None:
+    No more operations join a cluster that has more than ``max_arrays`` loads and stores.
+    """
+
+    def __init__(self, max_arrays: int = MAX_ARRAYS) -> None:
+        self._max_arrays = max_arrays
         self.arrays: list[ArrayInfo] = []
         self.work: list[tuple[float, Cluster | Group]] = []
         self.origin = ""
@@ -42,7 +47,8 @@ class Workspace:
     def new_cluster(self, shape: Sequence[int], position: float | None = None) -> Cluster:
         """An empty cluster over ``shape``, run after all clusters so far unless placed earlier."""
         at = float(len(self.work)) if position is None else position
-        cluster = Cluster(at, [Axis(n) for n in shape], origin={self.origin: None})
+        axes = [Axis(n) for n in shape]
+        cluster = Cluster(at, axes, self._max_arrays, origin={self.origin: None})
         self.work.append((at, cluster))
         return cluster
 

@@ -151,13 +151,9 @@ def query(instance: Instance, physical: Handle) -> Capabilities:
         extensions=found.extensions,
         storage_alignment=alignment,
         max_storage_range=core.limits.maxStorageBufferRange,
-        max_bindings=min(
-            core.limits.maxPerStageDescriptorStorageBuffers,
-            core.limits.maxDescriptorSetStorageBuffers,
-            core.limits.maxPerStageResources,
-        ),
+        max_bindings=found.max_bindings(),
         max_allocation=found.v11.maxMemoryAllocationSize,
-        max_buffer=found.v13.maxBufferSize if found.v13 else found.v11.maxMemoryAllocationSize,
+        max_buffer=found.max_buffer(),
         default_subgroup=found.v11.subgroupSize,
         target=found.target(),
     )
@@ -295,6 +291,19 @@ class _Query:
         flags[1] = 0
         return memory
 
+    def max_bindings(self) -> int:
+        """Most storage buffers of one kernel, with descriptors."""
+        limits = self.properties.properties.limits
+        return min(
+            limits.maxPerStageDescriptorStorageBuffers,
+            limits.maxDescriptorSetStorageBuffers,
+            limits.maxPerStageResources,
+        )
+
+    def max_buffer(self) -> int:
+        """Most bytes of one buffer."""
+        return self.v13.maxBufferSize if self.v13 else self.v11.maxMemoryAllocationSize
+
     # -- the target -------------------------------------------------------------------------------
 
     def target(self) -> Target:
@@ -317,6 +326,8 @@ class _Query:
             subgroup_sizes=self._subgroup_sizes(),
             subgroup_ops=self._subgroup_has("ARITHMETIC"),
             addressing=addressing,
+            max_bindings=self.max_bindings() if addressing is Addressing.DESCRIPTOR else 0,
+            max_buffer_bytes=min(self.v11.maxMemoryAllocationSize, self.max_buffer()),
             coop_shapes=self._coop_shapes(),
             tensor_shapes=self._tensor_shapes(),
             tensor_dimension=self._tensor_dimension(),
