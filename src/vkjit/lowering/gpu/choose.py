@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from vkjit.lowering.gpu import (
+    gemm_coop,
+    gemm_coop_schedule,
     gemm_naive,
     gemm_schedule,
     gemm_tensor,
@@ -18,6 +20,7 @@ from vkjit.lowering.gpu import (
 )
 from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import (
+    CoopSchedule,
     GpuContract,
     NaiveSchedule,
     TensorSchedule,
@@ -36,6 +39,7 @@ def candidates(group: ContractGroup, context: TemplateContext) -> list[GpuContra
     group = normalised(group)
     return [
         *gemm_tensor_schedule.candidates(group, context.target),
+        *gemm_coop_schedule.candidates(group, context.target),
         *gemm_schedule.candidates(group, context.target),
         *gemm_naive.candidates(context.target),
     ]
@@ -47,6 +51,8 @@ def lower_contract(
     """The kernels of a product under ``schedule``, in order."""
     group = normalised(group)
     match schedule:
+        case CoopSchedule():
+            return gemm_coop.contract(group, schedule, context)
         case TensorSchedule():
             return gemm_tensor.contract(group, schedule, context)
         case TiledSchedule():
