@@ -13,13 +13,16 @@ import pytest
 
 import vkjit as vj
 import vkjit.numpy as jnp
+from vkjit.errors import MissingRuleError
 from vkjit.lowering.artifact import Launch
 from vkjit.lowering.compile import compile_program
 from vkjit.lowering.gpu import index
 from vkjit.lowering.kernel.nodes import Kernel, Load, Node, Store
 from vkjit.lowering.kernel.types import F32, I32, I64, Buffer, VecType
 from vkjit.lowering.kernel.walk import all_nodes
-from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Target, TargetKind
+from vkjit.lowering.spirv.emit import emit
+from vkjit.lowering.spirv.validate import validate
+from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Addressing, Target, TargetKind
 from vkjit.ops.indexing import scatter_add
 from vkjit.runtime.reference import ReferenceDevice
 
@@ -306,3 +309,31 @@ def test_grids_use_three_dimensions() -> None:
     np.testing.assert_array_equal(got, x + 1)
     assert kernel.grid[2] > 1
     assert kernel.buffers[0].elem is F32
+
+
+HUGE: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "pointwise": (lambda x: x * 2 + 1, (1 << 32,)),
+    "transpose": (lambda x: x.T + 1, (1 << 16, 1 << 16)),
+    "rows": (lambda x: vj.nn.softmax(x), (1 << 21, 1 << 11)),
+    "columns": (lambda x: jnp.sum(x, axis=0), (1 << 22, 1 << 10)),
+    "sum and position": (lambda x: (jnp.sum(x), jnp.max(x)), (1 << 32,)),
+    "scan of lines": (lambda x: jnp.cumsum(x, axis=1), (1 << 10, 1 << 22)),
+    "scan of columns": (lambda x: jnp.cumsum(x, axis=0), (1 << 16, 1 << 16)),
+    "scatter": (lambda x: scatter_add(x, jnp.arange(9), x[:9] * 2, 0), (1 << 22, 1 << 10)),
+}
+
+
+@pytest.mark.parametrize("addressing", list(Addressing), ids=lambda a: a.value)
+@pytest.mark.parametrize("case", HUGE)
+def test_kernels_of_huge_arrays_are_valid(case: str, addressing: Addressing) -> None:
+    function, shape = HUGE[case]
+    program = vj.make_ir(function)(vj.ShapeDtypeStruct(shape, np.float32))
+    target = replace(LARGE, addressing=addressing)
+    steps = compile_program(program, target).plan.steps
+    kernels = [s.kernel for s in steps if isinstance(s, Launch)]
+    assert any(k.index_type is I64 for k in kernels)
+    for kernel in kernels:
+        validate(emit(kernel, target))
+    narrow = replace(target, arithmetic=target.arithmetic - {I64})
+    with pytest.raises(MissingRuleError, match=f"{1 << 32} elements of f32"):
+        compile_program(program, narrow)
