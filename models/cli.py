@@ -1,4 +1,4 @@
-"""The command line: ``vkjit train``, ``sample``, ``info`` and ``doctor``."""
+"""The command line: ``vkjit train``, ``sample``, ``tune``, ``info`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -113,6 +113,51 @@ def doctor(context: typer.Context) -> None:
     code = check(context.args)
     if code:
         raise typer.Exit(code)
+
+
+@app.command()
+@_clear_errors
+def tune(  # noqa: PLR0913  the flags of the command
+    program: Annotated[
+        Path | None,
+        typer.Argument(help="Text of a program, as jit(f).lower(x).as_text() gives it."),
+    ] = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(help="A product, as 4096x4096x4096:f16 or 512x1536x576:f32:nt; repeatable."),
+    ] = None,
+    lora: Annotated[
+        str | None, typer.Option(help='The products of a LoRA step of a model: "smollm2".')
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of that step.")] = 512,
+    device: Annotated[str | None, typer.Option(help="Default: the first GPU.")] = None,
+    budget: Annotated[float, typer.Option(min=0.1, help="Seconds in all.")] = 60.0,
+    again: Annotated[bool, typer.Option("--again", help="Measure anew what has a result.")] = False,
+    export_to: Annotated[
+        Path | None, typer.Option("--export", help="Write all results to this file, at the end.")
+    ] = None,
+    import_from: Annotated[
+        Path | None, typer.Option("--import", help="Add the results of such a file first.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="Print all results, at the end.")] = False,
+) -> None:
+    """Measure which kernels serve products best on a GPU, check them, and keep the results."""
+    from vkjit_models import tune as tuning  # noqa: PLC0415  the models are a slow import
+
+    console = Console(soft_wrap=True)
+    if import_from is not None:
+        console.print(f"{vj.tuning.load(import_from)} results added", highlight=False)
+    jobs: list[tuning.Job] = [tuning.product(text) for text in shapes or ()]
+    if lora is not None:
+        jobs.append(tuning.lora_step(lora, tokens))
+    if program is not None:
+        jobs.append(tuning.program(program))
+    tuning.run(jobs, console, device, budget, again=again)
+    if show:
+        tuning.show(console)
+    if export_to is not None:
+        count = tuning.export(export_to)
+        console.print(f"{count} results in {export_to}", markup=False, highlight=False)
 
 
 def main() -> None:

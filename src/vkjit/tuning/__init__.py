@@ -47,7 +47,7 @@ def tune(*, budget_s: float = 60.0) -> AbstractContextManager[None]: ...
 
 @overload
 def tune(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | str,
     *args: Any,
     budget_s: float = 60.0,
     device: str | None = None,
@@ -57,7 +57,7 @@ def tune(
 
 
 def tune(
-    fn: Callable[..., Any] | None = None,
+    fn: Callable[..., Any] | str | None = None,
     *args: Any,
     budget_s: float = 60.0,
     device: str | None = None,
@@ -70,7 +70,8 @@ def tune(
     seconds in all, with a line on standard error for each.
 
     Args:
-        fn: a function, jitted or not; it is traced, never run.
+        fn: a function, jitted or not, which is traced and never run; or the text of a program, as
+            ``jit(f).lower(x).as_text()`` gives it.
         args: arrays, or anything with a shape and dtype such as ``ShapeDtypeStruct``.
         budget_s: seconds after which no further candidate is timed.
         device: name of the device; the default device if None.

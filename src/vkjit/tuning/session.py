@@ -8,8 +8,11 @@ from typing import Any, final
 
 from vkjit import tree
 from vkjit.device_array import default_device
+from vkjit.ir.parse import parse
 from vkjit.ir.primitive import Value
+from vkjit.ir.program import Program
 from vkjit.lowering.compile import Choice, compile_program
+from vkjit.ops.registry import PRIMITIVES
 from vkjit.passes.pipeline import simplify
 from vkjit.runtime.device import Device
 from vkjit.trace import aval_of, trace
@@ -30,10 +33,11 @@ class Job:
     count: int
 
 
-def jobs_of(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> list[Job]:
+def jobs_of(fn: Callable[..., Any] | str, args: Sequence[Any], device: Device) -> list[Job]:
     """The distinct groups of a function that can be tuned, what should gain most first.
 
-    ``fn`` may be jitted; then ``args`` are those of its calls, static ones among them.
+    ``fn`` may be jitted; then ``args`` are those of its calls, static ones among them. It may be
+    the text of a program, too.
     """
     choices = _choices(fn, args, device)
     found: dict[str, Job] = {}
@@ -50,9 +54,11 @@ def _expected(job: Job) -> float:
     return job.case.work * job.count
 
 
-def _choices(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> Sequence[Choice]:
+def _choices(fn: Callable[..., Any] | str, args: Sequence[Any], device: Device) -> Sequence[Choice]:
     if lookup(device) is None:
         return ()
+    if isinstance(fn, str):
+        return _compiled(parse(fn, PRIMITIVES), 0, device)
     lower = getattr(fn, "lower", None)
     if lower is not None:
         with default_device(device.name):
@@ -64,9 +70,11 @@ def _choices(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> Seq
         return tree.leaves(fn(*tree.unflatten(in_tree, list(given))))
 
     traced = trace(flat, [aval_of(v) for v in leaves], getattr(fn, "__name__", "tuned"))
-    program = simplify(traced.program)
-    captured = len(traced.captured)
-    return compile_program(program, device.target, captured, choose=lookup(device)).choices
+    return _compiled(simplify(traced.program), len(traced.captured), device)
+
+
+def _compiled(program: Program, constants: int, device: Device) -> Sequence[Choice]:
+    return compile_program(program, device.target, constants, choose=lookup(device)).choices
 
 
 def run(
