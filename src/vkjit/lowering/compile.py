@@ -115,7 +115,7 @@ def _lowered(
     program: Program, target: Target, constants: int, choose: Choose | None
 ) -> tuple[Partition, _Lowering]:
     """Groups and their kernels; smaller groups where a kernel has more arrays than can be bound."""
-    most = min(MAX_ARRAYS, target.max_bindings or MAX_ARRAYS)
+    most = MAX_ARRAYS
     while True:
         parts = partition(program, Workspace(most))
         lowering = _Lowering(target, parts.arrays, constants, choose)

@@ -190,8 +190,8 @@ class _Partitioner:
         weight = COSTLY if eqn.prim.traits.remat is Remat.COSTLY else 1
         if all(b.lazy is None for b in operands):
             made.weight = sum(b.weight for b in operands) + weight
-            readers = self.uses.get(eqn.outs[0], 0)
-            if made.weight <= (_MAX_WEIGHT if readers == 1 else _FREE_WEIGHT):
+            limit = _MAX_WEIGHT if self.uses.get(eqn.outs[0], 0) == 1 else _FREE_WEIGHT
+            if made.weight <= min(limit, self.space.max_arrays):
                 made.deferred = (spec, tuple(operands))
                 return
         layouts = [self.over(b, made.shape) for b in operands]

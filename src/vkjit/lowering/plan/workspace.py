@@ -29,11 +29,12 @@ from vkjit.lowering.plan.groups import IOTA, ArrayInfo, Group
 class Workspace:
     """Arrays and clusters so far. ``origin`` names the equation that is being placed.
 
-    No more operations join a cluster that has more than ``max_arrays`` loads and stores.
+    No more operations join a cluster that has more than ``max_arrays`` loads and stores, and no
+    value of more operations than that is deferred.
     """
 
     def __init__(self, max_arrays: int = MAX_ARRAYS) -> None:
-        self._max_arrays = max_arrays
+        self.max_arrays = max_arrays
         self.arrays: list[ArrayInfo] = []
         self.work: list[tuple[float, Cluster | Group]] = []
         self.origin = ""
@@ -48,7 +49,7 @@ class Workspace:
         """An empty cluster over ``shape``, run after all clusters so far unless placed earlier."""
         at = float(len(self.work)) if position is None else position
         axes = [Axis(n) for n in shape]
-        cluster = Cluster(at, axes, self._max_arrays, origin={self.origin: None})
+        cluster = Cluster(at, axes, self.max_arrays, origin={self.origin: None})
         self.work.append((at, cluster))
         return cluster
 
