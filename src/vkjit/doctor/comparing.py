@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-import ml_dtypes
 import numpy as np
 
-from vkjit.doctor.tolerances import is_float
+from vkjit.doctor.tolerances import format_of, is_float
 
 Array = np.ndarray[Any, Any]
 
@@ -95,11 +94,10 @@ def _errors(got: Array, want: Array, allowed: float, scale: Array | float | None
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         if allowed == 0.0:
             return np.atleast_1d(np.where(same, 0.0, np.inf))
-        if scale is None:
-            scale = np.abs(b[np.isfinite(b)]).max(initial=0.0)
+        largest = np.abs(b[np.isfinite(b)]).max(initial=0.0) if scale is None else scale
         # Devices may flush subnormals to zero.
-        size = np.maximum(scale, float(ml_dtypes.finfo(want.dtype).smallest_normal) / allowed)
-        error = np.abs(a - b) / size
+        size: Array = np.maximum(np.asarray(largest), format_of(want.dtype).tiny / allowed)
+        error: Array = np.abs(a - b) / size
     return np.atleast_1d(np.where(same, 0.0, np.where(np.isnan(error), np.inf, error)))
 
 

@@ -33,17 +33,14 @@ def accumulation(session: Session) -> None:
         return grad(loss, (0, 1))(w, bias)
 
     judge = Judge(Kind.LAYER, rows)
-    for _ in session.cases(("whole batch",)):
-        whole = session.both(f"gradients over {rows} rows", gradients, (w, bias, x, y), judge)
-    for _ in session.cases(("microbatches",)):
-        size = rows // parts
-        first = (w, bias, x[:size], y[:size])
-        program = Program(session.device, gradients, first)
-        total: Any = None
-        for start in range(0, rows, size):
-            part = program(w, bias, x[start : start + size], y[start : start + size])
-            total = part if total is None else tree.map(np.add, total, part)
-        session.trees(f"{parts} microbatches against the batch", total, whole, judge)
+    whole = session.both(f"gradients over {rows} rows", gradients, (w, bias, x, y), judge)
+    size = rows // parts
+    program = Program(session.device, gradients, (w, bias, x[:size], y[:size]))
+    total: Any = tree.map(np.zeros_like, whole)
+    for start in session.cases(range(0, rows, size)):
+        part = program(w, bias, x[start : start + size], y[start : start + size])
+        total = tree.map(np.add, total, part)
+    session.trees(f"{parts} microbatches against the batch", total, whole, judge)
 
 
 def optimizer(session: Session) -> None:
@@ -72,7 +69,7 @@ def optimizer(session: Session) -> None:
                 state = program(*state, gradient)
             ends.append(state)
         judge = Judge(Kind.STEP, sum(p.size for p in params.values()))
-        session.trees(f"AdamW, gradients of {size:g}, {steps} steps", *ends, judge)
+        session.trees(f"AdamW, gradients of {size:g}, {steps} steps", ends[0], ends[1], judge)
 
 
 def precision(session: Session) -> None:

@@ -129,7 +129,7 @@ def _schedules(
     found: list[Choice] = []
     chosen: list[list[GpuContract]] = []
 
-    def listed(group: Group, infos: tuple[ArrayInfo, ...], target: Target) -> GpuContract | None:
+    def listed(group: Group, infos: Sequence[ArrayInfo], target: Target) -> GpuContract | None:
         assert isinstance(group, ContractGroup)
         chosen.append(candidates(group, TemplateContext(target, list(infos))))
         return None

@@ -66,7 +66,8 @@ class StageResult:
     def parse(cls, plain: dict[str, Any]) -> StageResult:
         """What ``plain`` gave."""
         worst = np.inf if plain["worst"] is None else plain["worst"]
-        return cls(**{**plain, "status": Status(plain["status"]), "worst": worst})
+        fields: dict[str, Any] = {**plain, "status": Status(plain["status"]), "worst": worst}
+        return cls(**fields)
 
     def line(self) -> str:
         """One row of the table."""

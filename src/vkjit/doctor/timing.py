@@ -37,7 +37,7 @@ def timing(session: Session) -> None:
     """Bandwidth of x + 1 and of row softmax, rates of square products in float32 and float16."""
     sizes = (256,) if session.quick else (1024, 2048, 4096)
     halves = (128,) if session.quick else (1024, 4096)
-    cases: list[Callable[[Session], float]] = [
+    cases: list[partial[float]] = [
         partial(_add_one, 1 << 18 if session.quick else 1 << 26),
         partial(_softmax, 64 if session.quick else 8192),
         *[partial(_product, n, np.float32) for n in sizes],

@@ -23,9 +23,11 @@ Elementary functions are judged in units in the last place instead, by ``ULPS``.
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, cast, final
 
 import ml_dtypes
 import numpy as np
@@ -82,9 +84,26 @@ NARROW_ULPS = 1.0
 """The same in float16 and bfloat16: the float32 result rounded once, or the neighbour."""
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Distance from 1 to the next number, smallest normal and largest finite number of a dtype."""
+
+    eps: float
+    tiny: float
+    largest: float
+
+
+@functools.cache
+def format_of(dtype: DType) -> Format:
+    """The limits of a floating-point dtype."""
+    info = cast(Any, ml_dtypes.finfo(dtype))
+    return Format(float(info.eps), float(info.smallest_normal), float(info.max))
+
+
 def unit(dtype: DType) -> float:
     """Unit roundoff: half the distance from 1 to the next number."""
-    return float(ml_dtypes.finfo(dtype).eps) / 2
+    return format_of(dtype).eps / 2
 
 
 def is_float(dtype: DType) -> bool:

@@ -44,9 +44,9 @@ def training(session: Session) -> None:
         length = sum(np.asarray(leaf).size for leaf in tree.leaves(trainer.params))
         limit = allowed(Kind.STEP, np.dtype(np.float32), length)
         session.figures[what] = [round(value, 6) for value in losses]
-        session.compare(
-            f"losses of the {what}, {trainer.steps} steps", np.float32(losses), wanted, limit
-        )
+        got_losses, wanted_losses = (np.array(found, np.float32) for found in (losses, wanted))
+        name = f"losses of the {what}, {trainer.steps} steps"
+        session.compare(name, got_losses, wanted_losses, limit)
         pairs = zip(tree.leaves(end), tree.leaves(wanted_end), strict=True)
         for number, (got, want) in enumerate(pairs):
             # Adam divides by the root of a moment: where that is tiny, rounding decides the step.
@@ -157,7 +157,8 @@ def rotated(x: Any) -> Any:
     """Rotary position embedding of [B,T,N,H], halves rotated against each other."""
     half = x.shape[-1] // 2
     rates = 1e4 ** (-np.arange(half, dtype=np.float32) / half)
-    angles = np.outer(np.arange(x.shape[1], dtype=np.float32), rates)[None, :, None]
+    places = np.arange(x.shape[1], dtype=np.float32)
+    angles: Array = (places[:, None] * rates)[None, :, None]
     cos, sin = np.cos(angles), np.sin(angles)
     a, b = x[..., :half], x[..., half:]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
