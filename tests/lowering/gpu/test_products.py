@@ -24,7 +24,12 @@ from vkjit.lowering.plan.groups import (
     ScalarStep,
     StoreStep,
 )
-from vkjit.lowering.plan.schedule import GpuContract, NaiveSchedule, TiledSchedule
+from vkjit.lowering.plan.schedule import (
+    GpuContract,
+    NaiveSchedule,
+    SkinnySchedule,
+    TiledSchedule,
+)
 from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Target, TargetKind
 from vkjit.lowering.templates.context import Lowered, TemplateContext
 
@@ -270,6 +275,40 @@ def test_epilogues(schedule: GpuContract) -> None:
     error = np.abs(second.reshape(21, 36) - np.tanh(want + bias))
     # tanh is a contraction; 4 eps for its own value.
     assert np.all(error <= tolerance(group) * (scale + 1) + 4 * 2.0**-24)
+
+
+# -- few rows ------------------------------------------------------------------------------------
+
+SKINNY = [
+    SkinnySchedule(8, 1),
+    SkinnySchedule(16, 2),
+    SkinnySchedule(4, 4),
+    SkinnySchedule(8, 2, 1, split_k=3),
+    SkinnySchedule(4, 4, 8, along_k=False),
+    SkinnySchedule(2, 1, 4, along_k=False, split_k=2),
+]
+every_skinny = pytest.mark.parametrize("schedule", SKINNY, ids=lambda s: s.text())
+NO_SHUFFLES = replace(LARGE, subgroup_ops=False)
+
+
+@every_skinny
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", [(1, 40, 72), (3, 37, 45), (30, 2, 130), (1, 1, 5)])
+def test_few_rows(schedule: GpuContract, layout: str, sizes: tuple[int, int, int]) -> None:
+    check(matrices(sizes, layout), schedule, LARGE if sizes[0] == 3 else NO_SHUFFLES)
+
+
+@every_skinny
+def test_few_rows_of_batches_of_narrow_numbers(schedule: GpuContract) -> None:
+    check(matrices((2, 36, 64), "nt", (3,), BF16), schedule)
+    check(matrices((2, 36, 64), "nn", (3,), I32, I32), schedule)
+
+
+def test_few_rows_are_chosen_for_vectors() -> None:
+    for sizes, layout in (((1, 4096, 4096), "nt"), ((4096, 1, 4096), "nn"), ((4, 576, 576), "nn")):
+        group = matrices(sizes, layout)
+        context = TemplateContext(LARGE, [ArrayInfo(F32, 1 << 24)] * 3)
+        assert isinstance(choose.candidates(group, context)[0], SkinnySchedule)
 
 
 # -- structure ------------------------------------------------------------------------------------

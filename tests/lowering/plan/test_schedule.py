@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 
 from vkjit.errors import ConfigError
-from vkjit.lowering.plan.schedule import GpuContract, NaiveSchedule, TiledSchedule, parse_schedule
+from vkjit.lowering.plan.schedule import (
+    GpuContract,
+    NaiveSchedule,
+    SkinnySchedule,
+    TiledSchedule,
+    parse_schedule,
+)
 
 TEXTS: dict[GpuContract, str] = {
     NaiveSchedule(4, 32): "naive(rows=4, columns=32)",
+    SkinnySchedule(8, 4, 16, along_k=False, split_k=2): (
+        "skinny(team=8, columns=4, beside=16, along_k=0, split_k=2)"
+    ),
     TiledSchedule(128, 64, 16, 8, 4, 2, 3): (
         "tiled(block_m=128, block_n=64, block_k=16, tile_m=8, tile_n=4, stages=2, split_k=3)"
     ),

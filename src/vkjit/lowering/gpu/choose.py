@@ -14,6 +14,7 @@ from vkjit.lowering.gpu import (
     gemm_coop_schedule,
     gemm_naive,
     gemm_schedule,
+    gemm_skinny,
     gemm_tensor,
     gemm_tensor_schedule,
     gemm_tiled,
@@ -23,25 +24,36 @@ from vkjit.lowering.plan.schedule import (
     CoopSchedule,
     GpuContract,
     NaiveSchedule,
+    SkinnySchedule,
     TensorSchedule,
     TiledSchedule,
 )
 from vkjit.lowering.templates.context import Lowered, TemplateContext
 from vkjit.lowering.templates.products import swapped, with_few_axes
 
+_MOST = 16
+"""Plain schedules that are worth a measurement."""
+
 
 def candidates(group: ContractGroup, context: TemplateContext) -> list[GpuContract]:
     """Every schedule worth a try for ``group``; the first is the default where nothing is tuned.
 
     ``context`` gives the target and the element types of the group's arrays. Matrix units come
-    first where they serve the group's types; then what is expected to take the least time.
+    first where they serve the group's types, unless it has so few rows that only memory counts;
+    then what is expected to take the least time.
     """
-    group = normalised(group)
+    group, target = normalised(group), context.target
+    few = gemm_skinny.costs(group, target)
+    clocks = {**gemm_schedule.costs(group, target), **few}
+    plain = sorted(clocks, key=clocks.__getitem__)[:_MOST]
+    matrix = [
+        *gemm_tensor_schedule.candidates(group, target),
+        *gemm_coop_schedule.candidates(group, target),
+    ]
     return [
-        *gemm_tensor_schedule.candidates(group, context.target),
-        *gemm_coop_schedule.candidates(group, context.target),
-        *gemm_schedule.candidates(group, context.target),
-        *gemm_naive.candidates(context.target),
+        *(plain if few else matrix),
+        *(matrix if few else plain),
+        *gemm_naive.candidates(target),
     ]
 
 
@@ -57,6 +69,8 @@ def lower_contract(
             return gemm_tensor.contract(group, schedule, context)
         case TiledSchedule():
             return gemm_tiled.contract(group, schedule, context)
+        case SkinnySchedule():
+            return gemm_skinny.contract(group, schedule, context)
         case NaiveSchedule():
             return gemm_naive.contract(group, schedule, context)
         case _:

@@ -19,8 +19,6 @@ LANES = 4
 """Consecutive elements in one vector: 16 bytes of float32."""
 PADDING = 4
 """Elements after each row of a tile in shared memory: keeps vectors aligned and banks apart."""
-_MOST = 16
-"""Schedules that are worth a measurement."""
 
 _TILES = tuple(
     TiledSchedule(*numbers)
@@ -84,10 +82,11 @@ def fits(group: ContractGroup, schedule: TiledSchedule, target: Target) -> bool:
     )
 
 
-def candidates(group: ContractGroup, target: Target) -> list[TiledSchedule]:
-    """The schedules that the target can run, those first that should take the least time."""
-    able = [s for tile in _TILES for s in _split(group, tile, target) if fits(group, s, target)]
-    return sorted(able, key=_Model(group, target).clocks)[:_MOST]
+def costs(group: ContractGroup, target: Target) -> dict[TiledSchedule, float]:
+    """The schedules that the target can run, with the clocks they should take."""
+    clocks = _Model(group, target).clocks
+    able = (s for tile in _TILES for s in _split(group, tile, target) if fits(group, s, target))
+    return {s: clocks(s) for s in able}
 
 
 def _split(group: ContractGroup, tile: TiledSchedule, target: Target) -> list[TiledSchedule]:

@@ -74,6 +74,32 @@ class NaiveSchedule:
 
 @final
 @dataclass(frozen=True, slots=True)
+class SkinnySchedule:
+    """A product on a GPU with few rows, each element of the large operand read once.
+
+    An invocation has ``columns`` outputs of every row. ``team`` invocations share a sum: side by
+    side along k, or (``along_k`` is false) apart along k while ``beside`` of them stand side by
+    side along n. The sum is cut into ``split_k`` parts of their own workgroups.
+    """
+
+    team: int
+    columns: int
+    beside: int = 1
+    along_k: bool = True
+    split_k: int = 1
+
+    def text(self) -> str:
+        """One line that ``parse_schedule`` reads back."""
+        return _text(self)
+
+    @property
+    def workgroup(self) -> tuple[int, int, int]:
+        """The team along x, or what stands side by side along x and the team along y."""
+        return (self.team, 1, 1) if self.along_k else (self.beside, self.team, 1)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class TiledSchedule:
     """A product on a GPU with tiles of both operands in shared memory.
 
@@ -160,7 +186,7 @@ class TensorSchedule:
         return _text(self)
 
 
-GpuContract = NaiveSchedule | TiledSchedule | CoopSchedule | TensorSchedule
+GpuContract = NaiveSchedule | SkinnySchedule | TiledSchedule | CoopSchedule | TensorSchedule
 """The ways in which a GPU computes products; ``lowering.gpu.choose`` knows a template for each."""
 
 Schedule = LoopSchedule | ContractSchedule | GpuContract
