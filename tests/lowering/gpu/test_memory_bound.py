@@ -17,12 +17,19 @@ from vkjit.errors import MissingRuleError
 from vkjit.lowering.artifact import Launch
 from vkjit.lowering.compile import compile_program
 from vkjit.lowering.gpu import index
+from vkjit.lowering.gpu.loop_nests import candidates, lower_loop
+from vkjit.lowering.kernel.check import verify
+from vkjit.lowering.kernel.interpret import run
+from vkjit.lowering.kernel.interpret_ops import DTYPES
 from vkjit.lowering.kernel.nodes import Kernel, Load, Node, Store
 from vkjit.lowering.kernel.types import F32, I32, I64, Buffer, VecType
 from vkjit.lowering.kernel.walk import all_nodes
+from vkjit.lowering.plan.groups import ArrayInfo, LoopGroup
+from vkjit.lowering.plan.partition import partition
 from vkjit.lowering.spirv.emit import emit
 from vkjit.lowering.spirv.validate import validate
 from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Addressing, Target, TargetKind
+from vkjit.lowering.templates.context import TemplateContext
 from vkjit.ops.indexing import scatter_add
 from vkjit.runtime.reference import ReferenceDevice
 
@@ -100,7 +107,7 @@ def test_ragged_arrays_are_read_in_vectors(target: Target, count: int) -> None:
 def test_narrow_types_take_two_vectors_each(count: int) -> None:
     x = normal(count).astype(ml_dtypes.bfloat16)
     (got,), (kernel,) = results(lambda x: x + 1, (x,), LARGE)
-    np.testing.assert_array_equal(got, x + np.asarray(1, ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(got, (x.astype(np.float32) + 1).astype(x.dtype))
     assert len(accesses(kernel, Load)) == 2
 
 
@@ -309,6 +316,40 @@ def test_grids_use_three_dimensions() -> None:
     np.testing.assert_array_equal(got, x + 1)
     assert kernel.grid[2] > 1
     assert kernel.buffers[0].elem is F32
+
+
+# -- schedules ------------------------------------------------------------------------------------
+
+TUNABLE: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "pointwise": (lambda x: x * 2 + 1, (65539,)),
+    "transpose": (lambda x: x.T + 1, (260, 256)),
+    "rows": (lambda x: x - jnp.max(x, axis=1, keepdims=True), (9, 1500)),
+    "short rows": (lambda x: x - jnp.max(x, axis=1, keepdims=True), (9, 100)),
+    "long rows": (lambda x: jnp.max(x, axis=1), (2, 40000)),
+    "columns": (lambda x: jnp.max(x, axis=0), (1500, 40)),
+}
+
+
+@pytest.mark.parametrize("case", TUNABLE)
+def test_every_schedule_gives_the_same(case: str) -> None:
+    function, shape = TUNABLE[case]
+    x = normal(*shape)
+    program = vj.make_ir(function)(x)
+    (group,) = partition(program).groups
+    assert isinstance(group, LoopGroup)
+    infos = [ArrayInfo(F32, x.size), ArrayInfo(F32, program.out_avals[0].size)]
+    options = candidates(group, TemplateContext(LARGE, list(infos)))
+    assert len(set(options)) == len(options) > 1
+    want = np.asarray(function(x)).ravel()
+    for schedule in options:
+        context = TemplateContext(LARGE, list(infos))
+        memory = [x.ravel(), np.empty_like(want)]
+        for lowered in lower_loop(group, context, schedule):
+            for info in context.arrays[len(memory) :]:
+                memory.append(np.empty(info.length, DTYPES[info.elem]))
+            verify(lowered.kernel, 4)
+            run(lowered.kernel, [memory[a] for a in lowered.arrays])
+        np.testing.assert_array_equal(memory[1], want, err_msg=str(schedule))
 
 
 HUGE: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {

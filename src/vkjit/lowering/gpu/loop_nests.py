@@ -1,25 +1,110 @@
-"""Which template serves a group without products: pointwise, rows, columns."""
+"""Which template serves a group without products, and with which schedule.
+
+A schedule is one of the records of the templates: ``Elements`` (pointwise), ``Turn`` (transposes
+in shared memory), ``Team`` (rows), ``Parts`` (few long rows), ``ColumnTeam`` (columns).
+"""
 
 from __future__ import annotations
 
-from vkjit.lowering.gpu.columns import column_team, columns
-from vkjit.lowering.gpu.loops import pointwise
+from dataclasses import replace
+from typing import assert_never
+
+from vkjit.lowering.gpu.columns import ColumnTeam, column_team, columns
+from vkjit.lowering.gpu.loops import Elements, default_elements, pointwise
+from vkjit.lowering.gpu.meeting import Stand, Team
 from vkjit.lowering.gpu.rows import rows
-from vkjit.lowering.gpu.split_rows import part_length, split_rows
-from vkjit.lowering.gpu.transpose import turn_of, turned
+from vkjit.lowering.gpu.split_rows import Parts, part_lengths, split_rows
+from vkjit.lowering.gpu.teams import default_team, kept, walked
+from vkjit.lowering.gpu.transpose import Turn, turned, turns_of
 from vkjit.lowering.plan.groups import LoopGroup
+from vkjit.lowering.target import Target
 from vkjit.lowering.templates.context import Lowered, TemplateContext
 from vkjit.lowering.templates.space import compact
 
+LoopChoice = Elements | Turn | Team | Parts | ColumnTeam
+"""The schedules of groups without products."""
 
-def lower_loop(group: LoopGroup, context: TemplateContext) -> list[Lowered]:
+
+def default_schedule(group: LoopGroup, context: TemplateContext) -> LoopChoice:
+    """How a compact group runs where nothing is tuned."""
+    target = context.target
+    if not group.reduced:
+        turns = turns_of(group, target)
+        return turns[0] if turns else default_elements(group, context)
+    who = column_team(group, target)
+    if who is not None:
+        return who
+    parts = part_lengths(group, target)
+    return parts[0] if parts else default_team(group, target)
+
+
+def candidates(group: LoopGroup, context: TemplateContext) -> list[LoopChoice]:
+    """Every schedule worth a try for ``group``; the first is the default where nothing is tuned."""
+    group, target = compact(group), context.target
+    default = default_schedule(group, context)
+    if not group.reduced:
+        found = [*turns_of(group, target), *_elements(group, context)]
+    elif isinstance(default, ColumnTeam):
+        found = _column_teams(default, target)
+    else:
+        found = [*part_lengths(group, target), *_teams(group, target)]
+    return [default, *[f for f in found if f != default]]
+
+
+def lower_loop(
+    group: LoopGroup, context: TemplateContext, schedule: LoopChoice | None = None
+) -> list[Lowered]:
     """The kernels of a group of pointwise work and reductions, in order."""
     group = compact(group)
-    if not group.reduced:
-        turn = turn_of(group, context.target)
-        return turned(group, turn, context) if turn else pointwise(group, context)
-    who = column_team(group, context.target)
-    if who is not None:
-        return columns(group, who, context)
-    length = part_length(group, context.target)
-    return split_rows(group, length, context) if length else rows(group, context)
+    match schedule or default_schedule(group, context):
+        case Elements() as elements:
+            return pointwise(group, context, elements)
+        case Turn() as turn:
+            return turned(group, turn, context)
+        case Team() as who:
+            return rows(group, context, who)
+        case Parts() as parts:
+            return split_rows(group, parts, context)
+        case ColumnTeam() as who:
+            return columns(group, who, context)
+        case _ as never:
+            assert_never(never)
+
+
+def _elements(group: LoopGroup, context: TemplateContext) -> list[Elements]:
+    default = default_elements(group, context)
+    most = min(context.target.max_invocations, context.target.max_workgroup[0])
+    options = [
+        replace(default, unroll=unroll, workgroup=size)
+        for unroll in (1, 2, 4)
+        for size in (128, 256, 512)
+        if size <= most
+    ]
+    return [default, *[o for o in options if o != default]]
+
+
+def _teams(group: LoopGroup, target: Target) -> list[Team]:
+    default = default_team(group, target)
+    found = [default]
+    if default.stand is Stand.ALONE and default.size > 1:
+        most = min(target.max_invocations, target.max_workgroup[0])
+        for size in (64, 128, 256, 512, 1024):
+            if target.subgroup_sizes[0] <= size <= most:
+                who = replace(default, size=size, keep=0, unroll=1)
+                found += [kept(group, who), *[walked(who, unroll) for unroll in (1, 2, 4)]]
+    if default.stand is Stand.CLUSTER and default.size > 1:
+        half = replace(default, size=default.size // 2, rows=default.rows * 2)
+        found += [kept(group, half), walked(default, 1)]
+    return list(dict.fromkeys(found))
+
+
+def _column_teams(default: ColumnTeam, target: Target) -> list[ColumnTeam]:
+    found: list[ColumnTeam] = []
+    for members in (default.members // 4, default.members // 2):
+        for parts in (default.parts, default.parts * 2, default.parts * 4):
+            if members >= 1:
+                found.append(replace(default, members=members, parts=parts))
+    wide = replace(default, beside=2 * default.beside, members=max(1, default.members // 2))
+    if wide.beside <= target.max_workgroup[0]:
+        found += [wide, replace(wide, parts=2 * default.parts)]
+    return found

@@ -7,7 +7,7 @@ state, so the order of the additions is the same in every run.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
 from vkjit.lowering.gpu.grid import Grid, invocations, within
@@ -34,8 +34,17 @@ _UNROLL = 4
 """Vectors of one turn."""
 
 
-def part_length(group: LoopGroup, target: Target) -> int | None:
-    """Elements of each part of a compact group's rows, or None where rows stay whole.
+@final
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """``who`` folds parts of ``length`` elements of a row."""
+
+    who: Team
+    length: int
+
+
+def part_lengths(group: LoopGroup, target: Target) -> list[Parts]:
+    """Ways to cut a compact group's rows into parts, the default first; none where they stay whole.
 
     Only groups that end with their reductions are split: nothing is written for each element, and
     no reduction waits for another.
@@ -48,15 +57,20 @@ def part_length(group: LoopGroup, target: Target) -> int | None:
     plain = one_pass and all(s.value not in full for s in group.stores)
     workgroups = -(-count // who.rows)
     if who.size == 1 or not plain or workgroups >= _FEW_WORKGROUPS or length < 4 * _PART:
-        return None
+        return []
     parts = min(length // _PART, _MOST_PARTS)
-    step = who.size * who.lanes * _UNROLL
-    return -(-length // (parts * step)) * step
+    found: list[Parts] = []
+    for size in (who.size, who.size // 2, who.size // 4):
+        for number in (parts, 2 * parts):
+            team = replace(who, size=max(target.subgroup_sizes[0], size), keep=0, unroll=_UNROLL)
+            step = team.size * team.lanes * _UNROLL
+            found.append(Parts(team, -(-length // (number * step)) * step))
+    return list(dict.fromkeys(found))
 
 
-def split_rows(group: LoopGroup, length: int, context: TemplateContext) -> list[Lowered]:
-    """Two kernels: the states of parts of ``length`` elements, then the rows' results."""
-    work = _Split(group, length, context)
+def split_rows(group: LoopGroup, parts: Parts, context: TemplateContext) -> list[Lowered]:
+    """Two kernels: the states of parts of rows, then the rows' results."""
+    work = _Split(group, parts, context)
     return [work.fold(), work.join()]
 
 
@@ -64,14 +78,15 @@ def split_rows(group: LoopGroup, length: int, context: TemplateContext) -> list[
 class _Split:
     """What both kernels share: the parts, and the arrays between the kernels."""
 
-    def __init__(self, group: LoopGroup, length: int, context: TemplateContext) -> None:
+    def __init__(self, group: LoopGroup, parts: Parts, context: TemplateContext) -> None:
         self.group = group
         self.context = context
-        self.length = length
+        self.who = parts.who
+        self.length = parts.length
         split = len(group.shape) - group.reduced
         self.count = math.prod(group.shape[:split])
         self.whole = math.prod(group.shape[split:])
-        self.parts = -(-self.whole // length)
+        self.parts = -(-self.whole // parts.length)
         # For each reduction, an array for each value of its state.
         self.between: dict[int, tuple[int, ...]] = {}
 
@@ -90,7 +105,7 @@ class _Split:
                 context.new_array(scalar_of(v.type), self.count * self.parts) for v in initial
             )
         buffers = self.buffers(b, Access.WRITE)
-        who = replace(default_team(self.group, target), keep=0, unroll=_UNROLL)
+        who = self.who
         nest = Nest(b, self.group, buffers, who, target)
         grid = Grid(-(-self.count // who.rows) * self.parts, target)
         with grid.each(b) as position:

@@ -15,6 +15,7 @@ Members keep the row in registers between passes where it fits: then it is read 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from vkjit.lowering.gpu.grid import invocations, power_of_two
 from vkjit.lowering.gpu.lanes import aligned, contiguous, vector_lanes
@@ -100,8 +101,13 @@ def kept(group: LoopGroup, who: Team) -> Team:
     values = steps * who.lanes * live_values(group)
     fits = values <= (32 if who.size > _LARGE // 2 else 64)
     if steps <= _KEPT_STEPS and steps * len(group.body) <= _KEPT_WORK and fits:
-        return Team(who.rows, who.size, who.lanes, who.axis, who.stand, keep=steps)
-    return Team(who.rows, who.size, who.lanes, who.axis, who.stand, unroll=_unroll(group, steps))
+        return replace(who, keep=steps, unroll=1)
+    return walked(who, _unroll(group, steps))
+
+
+def walked(who: Team, unroll: int) -> Team:
+    """``who`` without registers: every pass walks the row, ``unroll`` vectors a turn."""
+    return replace(who, keep=0, unroll=unroll)
 
 
 def _unroll(group: LoopGroup, steps: int) -> int:

@@ -61,10 +61,10 @@ class Turn:
         return _SIDE * self.lanes
 
 
-def turn_of(group: LoopGroup, target: Target) -> Turn | None:
-    """How a compact group without reductions is turned, or None where nothing needs it."""
+def turns_of(group: LoopGroup, target: Target) -> list[Turn]:
+    """How a compact group without reductions can be turned; nothing where it need not be."""
     if math.prod(group.shape) < _FROM or not _has_room(target):
-        return None
+        return []
     along = lane_axis(views_of(group.body, group.stores), range(len(group.shape)), 4)
     found: dict[int, list[int]] = {}
     for number, step in enumerate(group.body):
@@ -73,14 +73,11 @@ def turn_of(group: LoopGroup, target: Target) -> Turn | None:
                 if stride == 1 and group.shape[axis] >= _SIDE // 2:
                     found.setdefault(axis, []).append(number)
     if not found or group.shape[along] < _SIDE // 2:
-        return None
+        return []
     across = max(found, key=lambda axis: (len(found[axis]), group.shape[axis]))
     loads = tuple(found[across])
-    for lanes in (4, 2, 1):
-        turn = Turn(along, across, loads, lanes)
-        if _fits(group, turn, target):
-            return turn
-    return None
+    turns = [Turn(along, across, loads, lanes) for lanes in (4, 2, 1)]
+    return [turn for turn in turns if _fits(group, turn, target)]
 
 
 def _has_room(target: Target) -> bool:
