@@ -20,7 +20,7 @@ from vkjit.lax import dynamic_update_slice
 
 ROUNDS = 1000
 _QUICK_ROUNDS = 60
-_SIDE = 32
+_SIDE = 64
 
 
 def order(session: Session) -> None:
@@ -67,9 +67,10 @@ def copy_then_read(x: Any, y: Any, key: Any) -> tuple[Any, Any]:
     ``x`` and ``y`` are int32 and wrap; every element of the results depends on every element of
     the copies.
     """
-    moved = dynamic_update_slice(x, y[:1] * 5 + 1, (key, 0))
+    moved = x.at[_SIDE // 2].set(y[0] * 5 + 1)
     mixed = jnp.cumsum(jnp.cumsum(moved.T, axis=0)[::-1], axis=1) * 3 + key
     back = dynamic_update_slice(y, jnp.sum(mixed, axis=1)[None], (_SIDE - 1 - key, 0))
+    back = back.at[:, 1].set(moved[:, 2])
     return mixed, jnp.cumsum(jnp.cumsum(back[::-1], axis=0).T, axis=0) + moved
 
 

@@ -19,7 +19,7 @@ from vkjit import nn
 from vkjit.api.flat import flatten_call
 from vkjit.doctor.comparing import Array
 from vkjit.doctor.session import Session
-from vkjit.doctor.tolerances import Kind, allowed
+from vkjit.doctor.tolerances import Kind, SumBound
 from vkjit.errors import MissingRuleError
 from vkjit.ir.program import Program
 from vkjit.lowering.compile import Choice, compile_program
@@ -94,9 +94,10 @@ def _check(session: Session, case: _Case, used: dict[str, int]) -> None:
         used[name] = used.get(name, 0) + 1
         got = _run(session, program, schedule, args)
         summed = DTYPES[of.accumulate] if of else None
-        limit = allowed(Kind.ELEMENT if case.epilogue else Kind.SUM, case.dtype, k, summed)
+        kind = Kind.ELEMENT if case.epilogue else Kind.SUM
+        bound = SumBound(kind, case.dtype, k, summed)
         text = schedule.text() if schedule else "default"
-        session.compare(f"{case}, {text}", got, want.astype(case.dtype), limit, terms)
+        session.compare_sums(f"{case}, {text}", got, want.astype(case.dtype), (terms, bound))
 
 
 def _product(layout: str, x: Any, y: Any) -> Any:

@@ -19,7 +19,7 @@ from vkjit.api.flat import flatten_call
 from vkjit.api.staged import Lowered, lower
 from vkjit.device_array import host_values
 from vkjit.doctor.comparing import Array, Mismatch, compared, with_error
-from vkjit.doctor.tolerances import DType, Kind, allowed, is_float
+from vkjit.doctor.tolerances import DType, Kind, SumBound, allowed, is_float
 from vkjit.ir.avals import Aval
 from vkjit.runtime.device import Device, DeviceBuffer
 
@@ -159,6 +159,11 @@ class Session:
         self.worst = max(self.worst, distance.share)
         if distance.mismatch is not None:
             self.report(distance.mismatch)
+
+    def compare_sums(self, what: str, got: Any, want: Array, of: tuple[Array, SumBound]) -> None:
+        """Checks sums; ``of`` is the magnitudes of their terms, added up, and their bound."""
+        terms, bound = of
+        self.compare(what, got, want, bound.limit, bound.scale(want, terms))
 
     def report(self, mismatch: Mismatch) -> None:
         """Counts a fault and keeps it, unless there are many."""

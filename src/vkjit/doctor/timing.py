@@ -14,7 +14,7 @@ import vkjit.numpy as jnp
 from vkjit import nn
 from vkjit.doctor.comparing import Array
 from vkjit.doctor.session import Program, Session
-from vkjit.doctor.tolerances import Kind, allowed
+from vkjit.doctor.tolerances import Kind, SumBound, allowed
 from vkjit.errors import MissingRuleError, OutOfMemoryError
 from vkjit.lowering.artifact import Launch
 
@@ -113,7 +113,6 @@ def _product(n: int, kind: type[Any], session: Session) -> float:
     _record(session, what, found, "GF/s", 2.0 * n**3)
     rows = slice(None, None, max(1, n // 16))
     left, right = x[rows].astype(np.float64), y.astype(np.float64)
-    limit = allowed(Kind.SUM, np.dtype(kind), n)
-    terms = np.abs(left) @ np.abs(right)
-    session.compare(what, found.result[rows], (left @ right).astype(kind), limit, terms)
+    of = np.abs(left) @ np.abs(right), SumBound(Kind.SUM, np.dtype(kind), n)
+    session.compare_sums(what, found.result[rows], (left @ right).astype(kind), of)
     return found.seconds

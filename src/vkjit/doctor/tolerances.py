@@ -33,6 +33,7 @@ import ml_dtypes
 import numpy as np
 
 DType = np.dtype[Any]
+Array = np.ndarray[Any, Any]
 
 
 class Kind(Enum):
@@ -122,6 +123,36 @@ def allowed(kind: Kind, dtype: DType, length: int = 1, summed: DType | None = No
     """
     if kind is Kind.EXACT or not is_float(dtype):
         return 0.0
+    return 2 * (unit(dtype) + _between(kind, dtype, length, summed))
+
+
+def _between(kind: Kind, dtype: DType, length: int, summed: DType | None) -> float:
+    """``c * (sqrt(K) + d) * u_sum``."""
     wide = np.dtype(np.float64) if dtype == np.float64 else np.dtype(np.float32)
-    between = CONFIDENCE * (math.sqrt(max(length, 1)) + DEPTH[kind]) * unit(summed or wide)
-    return 2 * (unit(dtype) + between)
+    return CONFIDENCE * (math.sqrt(max(length, 1)) + DEPTH[kind]) * unit(summed or wide)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SumBound:
+    """The bound of results whose terms are known, ``limit`` relative to ``scale``.
+
+    ``u_out`` then counts relative to the result and only the rest relative to the sum of the
+    magnitudes of the terms, so that an error of 1% is found under heavy cancellation, too.
+    """
+
+    kind: Kind
+    dtype: DType
+    length: int
+    summed: DType | None = None
+
+    @property
+    def limit(self) -> float:
+        """The largest error relative to ``scale``."""
+        return allowed(self.kind, self.dtype, self.length, self.summed)
+
+    def scale(self, want: Array, terms: Array) -> Array:
+        """What errors are relative to; ``terms`` are the sums of the terms' magnitudes."""
+        between = _between(self.kind, self.dtype, self.length, self.summed)
+        size = np.abs(want.astype(np.float64))
+        return np.asarray(2 * (unit(self.dtype) * size + between * terms) / self.limit)
