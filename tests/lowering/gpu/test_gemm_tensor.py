@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from vkjit.lowering.gpu.gemm_tensor import contract, unrolled
-from vkjit.lowering.gpu.gemm_tensor_schedule import candidates
+from vkjit.lowering.gpu.gemm_tensor_schedule import candidates, of_subgroups
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.check import verify
 from vkjit.lowering.kernel.interpret import run
@@ -271,7 +271,7 @@ def test_the_loop_is_written_out() -> None:
 def test_candidates_fit_the_device() -> None:
     for elem, accumulate in _TYPES:
         group, _ = group_of(Case(4096, 4096, 4096, elem=elem, accumulate=accumulate))
-        found = candidates(group, TARGET)
+        found = candidates(group, TARGET) + of_subgroups(group, TARGET)
         first = found[0]
         most = 256 * 256 if accumulate is F16 else 128 * 256
         assert first.block_m * first.block_n == most

@@ -49,6 +49,7 @@ def candidates(group: ContractGroup, context: TemplateContext) -> list[GpuContra
     matrix = [
         *gemm_tensor_schedule.candidates(group, target),
         *gemm_coop_schedule.candidates(group, target),
+        *gemm_tensor_schedule.of_subgroups(group, target),
     ]
     return [
         *(plain if few else matrix),

@@ -51,16 +51,25 @@ _SUBGROUP = ((64, 32, 16), (32, 32, 16), (16, 16, 16))
 
 
 def candidates(group: ContractGroup, target: Target) -> list[TensorSchedule]:
-    """Every schedule of this kind that the device can run for ``group``."""
+    """Schedules of workgroup scope that the device can run for ``group``."""
+    if not _fits(group, target) or "tensor_addressing" not in target.features:
+        return []
+    found = sorted(_whole_workgroups(group, target), key=lambda pair: pair[0])
+    return [schedule for _, schedule in found[:_MOST]]
+
+
+def of_subgroups(group: ContractGroup, target: Target) -> list[TensorSchedule]:
+    """Schedules of subgroup scope, which read operands without staging: others mostly win."""
+    return list(_subgroups(group, target)) if _fits(group, target) else []
+
+
+def _fits(group: ContractGroup, target: Target) -> bool:
+    """Whether types, strides and the body allow schedules of either scope."""
     sides = (group.lhs, group.rhs)
     fits = all(plane_of(s.view) is not None and is_aligned(s.view, s.type) for s in sides)
     fits = fits and all(is_aligned(s.view, group.body[s.value].type) for s in group.stores)
-    if not fits or min(group.m, group.n, group.k) < _LEAST or not supports(group):
-        return []
-    if "tensor_maps" not in target.features:
-        return []
-    whole = sorted(_whole_workgroups(group, target), key=lambda pair: pair[0])
-    return [schedule for _, schedule in whole[:_MOST]] + list(_subgroups(group, target))
+    large = min(group.m, group.n, group.k) >= _LEAST and 0 not in group.batch
+    return fits and large and "tensor_maps" in target.features and supports(group)
 
 
 def _shapes(group: ContractGroup, target: Target, scope: MatScope) -> list[TensorShape]:
@@ -77,8 +86,6 @@ def _whole_workgroups(
     group: ContractGroup, target: Target
 ) -> Iterator[tuple[float, TensorSchedule]]:
     """Schedules of workgroup scope with the time that each is expected to take."""
-    if "tensor_addressing" not in target.features:
-        return
     shapes = {s.invocations: s for s in _shapes(group, target, MatScope.WORKGROUP)}
     for numbers, speed in _WORKGROUP.items():
         m, n, k, invocations, unroll = numbers
