@@ -54,11 +54,12 @@ LARGE = Target(
 SCHEDULES: list[GpuContract] = [
     NaiveSchedule(4, 8),
     TiledSchedule(8, 8, 8, 1, 1),
-    TiledSchedule(16, 16, 16, 1, 1, 2),
+    TiledSchedule(16, 16, 16, 1, 1, 2, slices=2),
     TiledSchedule(16, 32, 8, 4, 4),
     TiledSchedule(32, 16, 16, 4, 8, 2),
-    TiledSchedule(32, 32, 8, 8, 8, 2),
+    TiledSchedule(32, 32, 8, 8, 8, 2, unroll=2),
     TiledSchedule(16, 16, 8, 4, 4, 2, 3),
+    TiledSchedule(16, 16, 16, 4, 4, 1, 1, slices=4, unroll=2),
     TiledSchedule(16, 16, 16, 1, 1, 1, 2),
 ]
 LAYOUTS = ["nn", "nt", "tn", "tt"]

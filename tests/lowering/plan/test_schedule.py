@@ -19,7 +19,8 @@ TEXTS: dict[GpuContract, str] = {
         "skinny(team=8, columns=4, beside=16, along_k=0, split_k=2)"
     ),
     TiledSchedule(128, 64, 16, 8, 4, 2, 3): (
-        "tiled(block_m=128, block_n=64, block_k=16, tile_m=8, tile_n=4, stages=2, split_k=3)"
+        "tiled(block_m=128, block_n=64, block_k=16, tile_m=8, tile_n=4, stages=2, split_k=3, "
+        "slices=1, unroll=8)"
     ),
 }
 

@@ -127,8 +127,11 @@ class Staging:
     def _units(self, side: _Side) -> list[_Unit]:
         """This invocation's units of a tile."""
         b, s, width = self.b, self.s, self._width(side)
-        units, count = side.block * s.block_k // width, s.workgroup[0] * s.workgroup[1]
-        linear = b.add(b.scaled(b.local_id(1), s.workgroup[0]), b.local_id(0))
+        columns, rows, slices = s.workgroup
+        units, count = side.block * s.block_k // width, columns * rows * slices
+        linear = b.add(b.scaled(b.local_id(1), columns), b.local_id(0))
+        if slices > 1:
+            linear = b.add(b.scaled(b.local_id(2), columns * rows), linear)
         places: list[_Unit] = []
         for start in range(0, units, count):
             position, has = b.offset(linear, start), None

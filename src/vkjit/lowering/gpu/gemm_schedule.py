@@ -25,7 +25,11 @@ _TILES = tuple(
     for numbers in (
         (128, 128, 16, 8, 8, 2),
         (128, 128, 16, 8, 8, 1),
+        (128, 128, 16, 8, 8, 2, 1, 1, 16),
+        (128, 128, 16, 8, 8, 1, 1, 1, 16),
+        (128, 128, 16, 8, 8, 1, 1, 1, 4),
         (128, 128, 8, 8, 8, 2),
+        (128, 128, 32, 8, 8, 1),
         (128, 64, 16, 8, 4, 2),
         (64, 128, 16, 4, 8, 2),
         (64, 64, 16, 8, 8, 2),
@@ -34,10 +38,18 @@ _TILES = tuple(
         (64, 64, 32, 4, 4, 1),
         (64, 32, 32, 4, 4, 1),
         (32, 64, 32, 4, 4, 1),
+        (64, 32, 64, 4, 4, 1, 1, 2),
+        (32, 64, 64, 4, 4, 1, 1, 2),
         (32, 32, 32, 4, 4, 2),
         (32, 32, 16, 4, 4, 1),
+        (32, 32, 64, 4, 4, 1, 1, 4),
         (64, 16, 32, 4, 4, 2),
         (16, 64, 32, 4, 4, 2),
+        (64, 16, 64, 4, 4, 1, 1, 4),
+        (16, 64, 64, 4, 4, 1, 1, 4),
+        (32, 16, 128, 4, 4, 1, 1, 8),
+        (16, 32, 128, 4, 4, 1, 1, 8),
+        (16, 16, 128, 4, 4, 1, 1, 16),
         (128, 16, 16, 4, 4, 2),
         (16, 128, 16, 4, 4, 2),
         (16, 16, 64, 1, 1, 1),
@@ -59,9 +71,10 @@ def pitch(block: int) -> int:
 
 
 def shared_elements(schedule: TiledSchedule) -> int:
-    """Elements of shared memory that both tiles take."""
+    """Elements of shared memory that the tiles and the sums of slices take."""
     step = pitch(schedule.block_m) + pitch(schedule.block_n)
-    return schedule.stages * schedule.block_k * step
+    sums = (schedule.slices - 1) * schedule.block_m * schedule.block_n
+    return schedule.stages * schedule.block_k * step + sums
 
 
 def workgroups(group: ContractGroup, schedule: TiledSchedule) -> int:
@@ -72,10 +85,11 @@ def workgroups(group: ContractGroup, schedule: TiledSchedule) -> int:
 
 def fits(group: ContractGroup, schedule: TiledSchedule, target: Target) -> bool:
     """Whether the schedule keeps to the limits of the device."""
-    x, y, _ = schedule.workgroup
+    x, y, z = schedule.workgroup
     nbytes = shared_elements(schedule) * group.accumulate.bytes
     return (
-        x * y <= target.max_invocations
+        x * y * z <= target.max_invocations
+        and z <= target.max_workgroup[2]
         and x <= target.max_workgroup[0]
         and y <= target.max_workgroup[1]
         and nbytes <= target.shared_bytes
@@ -115,6 +129,8 @@ class _Model:
     """From one kernel to the next."""
     _START = 1500.0
     """A workgroup's first loads, and its stores."""
+    _MEETING = 300.0
+    """Slices that add up their sums."""
     _LATENCY = 900.0
     """Global memory and a barrier, where nothing else runs meanwhile."""
     _STAGING = 0.25
@@ -141,7 +157,8 @@ class _Model:
         wait = self._LATENCY * (0.7 if s.stages > 1 else 1.0)
         rounds = count / (self.cores * beside)
         rounds = math.ceil(rounds) if rounds < 2 else rounds + 0.5
-        busy = rounds * (self._START + steps * max(beside * work, work + wait))
+        start = self._START + (self._MEETING if s.slices > 1 else 0.0)
+        busy = rounds * (start + steps * max(beside * work, work + wait))
         return max(busy, self._traffic(s, count * steps)) + self._LAUNCH + self._join(s)
 
     def _traffic(self, s: TiledSchedule, tiles: int) -> float:
@@ -161,10 +178,10 @@ class _Model:
 
     def _beside(self, s: TiledSchedule) -> int:
         """Workgroups that one core runs at a time: registers, shared memory and threads allow."""
-        x, y, _ = s.workgroup
+        threads = math.prod(s.workgroup)
         registers = s.tile_m * s.tile_n + 4 * (s.tile_m + s.tile_n) + 24
         shared = shared_elements(s) * self.group.accumulate.bytes
-        return max(1, min(16, 65536 // (registers * x * y), 98304 // shared, 2048 // (x * y)))
+        return max(1, min(16, 65536 // (registers * threads), 98304 // shared, 2048 // threads))
 
     def _efficiency(self, s: TiledSchedule) -> float:
         """Part of the multiply-adds that loads from shared memory leave room for."""

@@ -5,6 +5,9 @@ apart, as vectors along n. The next tiles are fetched to registers while the pre
 multiplied. With two stages in shared memory they go to the other one, and one barrier a step is
 enough. Operands are read through any strides, as vectors where one axis is contiguous.
 
+Small products have several slices of invocations: each takes its share of the steps of a tile, and
+the first one adds up what the others leave in shared memory.
+
 Tiles at the edge of the product test what they read and write; the others do not: one test for
 each workgroup says which it is. Where k is no multiple of a step, the sum begins with its last,
 partial step, so that the loop has whole ones only.
@@ -13,7 +16,8 @@ partial step, so that the loop has whole ones only.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import final
 
@@ -37,8 +41,8 @@ from vkjit.lowering.templates.body import Point
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.space import coordinates
 
-_UNROLLED = 128
-"""Vector multiply-adds between two tests of the loop over one tile, at most."""
+_BAND = 8
+"""Rows of tiles that are walked together, column by column: their operands stay in the cache."""
 
 
 def contract(
@@ -57,7 +61,10 @@ def _kernel(
     tiles = (-(-group.m // schedule.block_m), -(-group.n // schedule.block_n))
     grid = Grid(math.prod(group.batch) * math.prod(tiles), context.target)
     with grid.each(b) as position:
-        *batch, tile_m, tile_n = coordinates(b, position, (*group.batch, *tiles))
+        band = max(size for size in range(1, _BAND + 1) if tiles[0] % size == 0) if tiles[0] else 1
+        shape = (*group.batch, tiles[0] // band, tiles[1], band)
+        *batch, bands, tile_n, row = coordinates(b, position, shape)
+        tile_m = b.add(b.scaled(bands, band), row)
         first = (b.scaled(tile_m, schedule.block_m), b.scaled(tile_n, schedule.block_n))
         tile = _Tile(b, group, schedule, buffers)
         whole = _is_whole(b, group, schedule, (tile_m, tile_n))
@@ -103,6 +110,10 @@ class _Tile:
         self.lanes = lanes_of(schedule)
         self.rows = self.offsets(1, schedule.tile_m, schedule.block_m)
         self.columns = self.offsets(0, schedule.tile_n, schedule.block_n)
+        self.sums = None
+        if schedule.slices > 1:
+            length = (schedule.slices - 1) * schedule.block_m * schedule.block_n
+            self.sums = b.scratch("sums", group.accumulate, length)
 
     def offsets(self, axis: int, tile: int, block: int) -> list[Value]:
         """First row (or column) in the tile of each of this invocation's blocks."""
@@ -117,7 +128,38 @@ class _Tile:
         sums = [zero] * (s.tile_m * len(self.columns))
         if self.group.k:
             sums = self.summed(batch, first, guards, sums)
-        self.epilogue(batch, first, guards, sums)
+        if s.slices == 1:
+            self.epilogue(batch, first, guards, sums)
+            return
+        with self.first_slice(sums) as met:
+            self.epilogue(batch, first, guards, met)
+
+    @contextmanager
+    def first_slice(self, sums: Sequence[Value]) -> Generator[list[Value]]:
+        """Runs the block in the first slice, with the sums of all slices."""
+        b, s, lanes = self.b, self.s, self.lanes
+        columns, rows, slices = s.workgroup
+        each = columns * rows
+        memory = self.sums
+        assert memory is not None
+        mine = b.add(b.scaled(b.local_id(1), columns), b.local_id(0))
+        others = b.add(b.scaled(b.offset(b.local_id(2), -1), each), mine)
+        is_first = b.compare(CmpOp.EQ, b.local_id(2), b.index(0))
+        distance = (slices - 1) * each * lanes
+        with b.branch(is_first).otherwise():
+            for number, value in enumerate(sums):
+                b.store(memory, b.offset(b.scaled(others, lanes), number * distance), value)
+        b.barrier()
+        with b.branch(is_first).then():
+            met: list[Value] = []
+            for number, value in enumerate(sums):
+                total = value
+                for other in range(slices - 1):
+                    start = b.scaled(b.offset(mine, other * each), lanes)
+                    part = b.load(memory, b.offset(start, number * distance), lanes)
+                    total = b.add(total, part)
+                met.append(total)
+            yield met
 
     def summed(
         self,
@@ -161,18 +203,19 @@ class _Tile:
     def block(self, sums: Sequence[Value], stage: Value) -> Sequence[Value]:
         """The outer products of all steps of one tile, in registers."""
         b, s = self.b, self.s
-        each = s.tile_m * len(self.columns)
-        unroll = max(1, min(s.block_k, _UNROLLED // each))
+        steps = s.block_k // s.slices
+        unroll = min(s.unroll, steps)
+        first = b.scaled(b.local_id(2), steps) if s.slices > 1 else b.index(0)
         bases = (self.staging.stage(0, stage), self.staging.stage(1, stage))
-        if unroll == s.block_k:
-            for step in range(unroll):
-                sums = self.outer_product(bases, b.index(step), sums)
+        if unroll == steps:
+            for step in range(steps):
+                sums = self.outer_product(bases, b.offset(first, step), sums)
             return sums
-        ahead = b.index(unroll)
-        with b.loop(b.index(0), b.index(s.block_k), ahead, sums, hint="kk") as loop:
+        with b.loop(b.index(0), b.index(steps), b.index(unroll), sums, hint="kk") as loop:
             out: Sequence[Value] = loop.carried
+            start = b.add(first, loop.index)
             for step in range(unroll):
-                out = self.outer_product(bases, b.offset(loop.index, step), out)
+                out = self.outer_product(bases, b.offset(start, step), out)
             loop.yields(*out)
         return loop.results
 

@@ -3,7 +3,7 @@
 The tuner searches over these records; a default exists for every group and target. Those of
 products on a GPU have one line of text, which is stable, and which ``parse_schedule`` reads back:
 
-    tiled(block_m=128, block_n=128, block_k=16, tile_m=8, tile_n=8, stages=2, split_k=1)
+    naive(rows=8, columns=16)
 """
 
 from __future__ import annotations
@@ -104,9 +104,11 @@ class TiledSchedule:
     """A product on a GPU with tiles of both operands in shared memory.
 
     A workgroup has ``block_m`` x ``block_n`` outputs and takes ``block_k`` steps of the sum at
-    once; an invocation has ``tile_m`` x ``tile_n`` of them in registers, 1 x 1 or multiples of 4.
-    With two ``stages`` one tile is filled while the other is used. The sum is cut into ``split_k``
-    parts of their own workgroups, which a second kernel adds up.
+    once; an invocation has ``tile_m`` x ``tile_n`` of them in registers, 1 x 1 or multiples of 4,
+    and takes ``unroll`` steps between two tests of its loop. With two ``stages`` one tile is filled
+    while the other is used. The steps of a tile are shared out among ``slices`` of the invocations,
+    which meet at the end. The sum is cut into ``split_k`` parts of their own workgroups, which a
+    second kernel adds up.
     """
 
     block_m: int
@@ -116,6 +118,8 @@ class TiledSchedule:
     tile_n: int
     stages: int = 1
     split_k: int = 1
+    slices: int = 1
+    unroll: int = 8
 
     def text(self) -> str:
         """One line that ``parse_schedule`` reads back."""
@@ -123,8 +127,8 @@ class TiledSchedule:
 
     @property
     def workgroup(self) -> tuple[int, int, int]:
-        """Invocations along n and along m."""
-        return (self.block_n // self.tile_n, self.block_m // self.tile_m, 1)
+        """Invocations along n, along m, and along k."""
+        return (self.block_n // self.tile_n, self.block_m // self.tile_m, self.slices)
 
 
 @final

@@ -300,6 +300,22 @@ class _Query:
             limits.maxPerStageResources,
         )
 
+    def cores(self) -> int:
+        """Processors that run workgroups, where the driver says how many there are; else 0."""
+        query = self._instance.functions.vkGetPhysicalDeviceProperties2
+        if "VK_NV_shader_sm_builtins" in self._known:
+            kind = "VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_SM_BUILTINS_PROPERTIES_NV"
+            nvidia = ffi.new("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV *")
+            nvidia.sType = getattr(constants, kind)
+            query(self._physical, struct("VkPhysicalDeviceProperties2", pNext=nvidia))
+            return nvidia.shaderSMCount
+        if "VK_AMD_shader_core_properties" in self._known:
+            amd = struct("VkPhysicalDeviceShaderCorePropertiesAMD")
+            query(self._physical, struct("VkPhysicalDeviceProperties2", pNext=amd))
+            units = amd.shaderArraysPerEngineCount * amd.computeUnitsPerShaderArray
+            return amd.shaderEngineCount * units
+        return 0
+
     def max_buffer(self) -> int:
         """Most bytes of one buffer."""
         return self.v13.maxBufferSize if self.v13 else self.v11.maxMemoryAllocationSize
@@ -319,6 +335,7 @@ class _Query:
             index_type=I32,
             storage=self._storage(addressing, arithmetic),
             arithmetic=arithmetic,
+            cores=self.cores(),
             max_grid=tuple(limits.maxComputeWorkGroupCount),
             max_workgroup=tuple(limits.maxComputeWorkGroupSize),
             max_invocations=limits.maxComputeWorkGroupInvocations,
