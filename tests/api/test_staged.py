@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
@@ -12,6 +13,7 @@ import vkjit as vj
 from vkjit import numpy as vnp
 from vkjit.errors import ArgumentError
 from vkjit.lowering.artifact import Role
+from vkjit.lowering.target import MINIMAL_GPU, TargetKind
 
 X = np.zeros((3, 4), np.float32)
 
@@ -75,6 +77,21 @@ def test_every_stage_has_a_text(lowered: Any) -> None:
     assert plan.startswith(f"plan layer peak={lowered.plan.peak_bytes}")
     assert "  buffer 0: input 0 48 bytes" in plan
     assert "output 0 60 bytes" in plan
+
+
+def test_spirv_has_names_and_lines(lowered: Any) -> None:
+    if lowered.target.kind is TargetKind.GPU:
+        found = lowered.as_text("spirv")
+    else:
+        with pytest.raises(ArgumentError, match=r"spirv: .* takes no SPIR-V; .* GPU target"):
+            lowered.as_text("spirv")
+        found = lowered.spirv(MINIMAL_GPU)
+    kernels = found.count("; kernel ")
+    assert kernels == found.count(" OpEntryPoint GLCompute ") >= 1
+    assert 'OpString "tanh at ' in found
+    assert "test_staged.py:" in found
+    assert "OpLine %" in found
+    assert re.search(r"OpName %\w+ \"lhs|OpName %\w+ \"a", found)
 
 
 def test_operations_on_trees_keep_the_users_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -13,10 +14,12 @@ from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Value
 from vkjit.ir.program import Program
 from vkjit.ir.text import text
-from vkjit.lowering.artifact import Copy, Plan, PlannedBuffer, Role, Step
+from vkjit.lowering.artifact import Copy, Launch, Plan, PlannedBuffer, Role, Step
 from vkjit.lowering.compile import Choose, Compiled, compile_program
 from vkjit.lowering.kernel.text import text as kernel_text
-from vkjit.lowering.target import Target
+from vkjit.lowering.spirv.emit import emit
+from vkjit.lowering.spirv.text import text as assembly
+from vkjit.lowering.target import Target, TargetKind
 from vkjit.passes.pipeline import simplify
 from vkjit.trace import Traced
 
@@ -69,10 +72,10 @@ class Lowered:
         return self.compiled.plan
 
     def as_text(self, stage: str = "program") -> str:
-        """The text of a stage: ``program``, ``groups``, ``kernels`` or ``plan``.
+        """The text of a stage: ``program``, ``groups``, ``kernels``, ``plan`` or ``spirv``.
 
         Raises:
-            ArgumentError: there is no such stage.
+            ArgumentError: there is no such stage, or the target takes no SPIR-V.
         """
         match stage:
             case "program":
@@ -85,10 +88,39 @@ class Lowered:
                 return "\n\n".join(distinct)
             case "plan":
                 return plan_text(self.plan)
+            case "spirv":
+                return self.spirv()
             case _:
                 raise ArgumentError(
-                    f"as_text: stage {stage!r}, expected 'program', 'groups', 'kernels' or 'plan'"
+                    f"as_text: stage {stage!r}, expected 'program', 'groups', 'kernels', 'plan' or "
+                    "'spirv'"
                 )
+
+    def spirv(self, target: Target | None = None) -> str:
+        """The SPIR-V of every kernel as assembly text, with names and source lines.
+
+        ``OpName`` names kernels, buffers and loop variables, ``OpSource`` the operations of all
+        launches of a kernel, ``OpLine`` the line of the first. Where there is no GPU, give a target
+        to lower for, such as ``MINIMAL_GPU`` of ``vkjit.lowering.target``::
+
+            print(vj.jit(f).lower(x).spirv(MINIMAL_GPU))
+
+        Args:
+            target: a GPU; by default the one that was lowered for.
+
+        Raises:
+            ArgumentError: the target is no GPU.
+        """
+        chosen = target or self.target
+        if chosen.kind is not TargetKind.GPU:
+            raise ArgumentError(
+                f"spirv: {chosen.name} takes no SPIR-V; lower with default_device('vulkan:0'), or "
+                "give a GPU target, such as spirv(vkjit.lowering.target.MINIMAL_GPU)"
+            )
+        plan = self.plan
+        if chosen is not self.target:
+            plan = compile_program(self.program, chosen, len(self.constants), self.donated).plan
+        return spirv_text(plan, chosen)
 
     def memory(self) -> MemoryReport:
         """Bytes of one call."""
@@ -121,6 +153,24 @@ def lower(
     program = simplify(traced.program)
     compiled = compile_program(program, target, len(traced.captured), donated, choose)
     return Lowered(program, traced.captured, compiled, target, donated)
+
+
+def spirv_text(plan: Plan, target: Target) -> str:
+    """The modules of a plan's kernels, each once, with the origins of all its launches."""
+    launches: dict[int, list[tuple[int, Launch]]] = {}
+    for position, step in enumerate(plan.steps):
+        if isinstance(step, Launch):
+            launches.setdefault(id(step.kernel), []).append((position, step))
+    modules: list[str] = []
+    for found in launches.values():
+        kernel = copy.copy(found[0][1].kernel)
+        kernel.origin = tuple(dict.fromkeys(text for _, step in found for text in step.origin))
+        steps = ", ".join(str(position) for position, _ in found)
+        modules.append(
+            f"; kernel {kernel.name}, grid {kernel.grid}, steps {steps} of {plan.name}\n"
+            f"{assembly(emit(kernel, target))}"
+        )
+    return "\n".join(modules)
 
 
 def plan_text(plan: Plan) -> str:

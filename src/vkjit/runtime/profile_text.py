@@ -51,6 +51,7 @@ def _line(row: Row, total: float) -> str:
 
 def _origin(origin: Sequence[str]) -> str:
     """Operations with their lines; of paths only the file."""
+    origin = [text for text in origin if text != "result"] or list(origin)
     shown = [_short(text) for text in origin[:_ORIGINS]]
     more = f" and {len(origin) - _ORIGINS} more" if len(origin) > _ORIGINS else ""
     return "; ".join(shown) + more

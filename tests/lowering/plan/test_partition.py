@@ -225,3 +225,13 @@ def test_nothing_is_written_to_an_input() -> None:
     parts = groups_of(fn, f32(5, 2), np.array([0, 3], np.int32), f32(2, 2))
     for group in parts.groups:
         assert all(a >= parts.inputs for a in writers(group))
+
+
+def test_groups_name_the_operations_that_they_compute_on_the_way() -> None:
+    def chain(x: Any) -> Any:
+        return vnp.sum(vnp.exp(x) * 2.0 + 1.0, 0), vnp.tanh(x)
+
+    for group in groups_of(chain, f32(8, 32)).groups:
+        names = [origin.partition(" at ")[0] for origin in group.origin]
+        assert set(names) - {"result"} in ({"exp", "mul", "add", "reduce_sum"}, {"tanh"})
+        assert all("test_partition.py:" in o for o in group.origin if o != "result")

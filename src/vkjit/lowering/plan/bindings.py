@@ -74,7 +74,7 @@ class Bound:
     ``deferred`` is a pointwise function of other bindings that no cluster computes yet: whoever
     uses it computes it on the way. ``weight`` counts the operations of that, and
     ``emitted`` is where it was first computed. ``seen`` is the value
-    that this one is a view of. ``region`` is that of the equation.
+    that this one is a view of. ``region`` and ``origin`` are those of the equation.
     """
 
     type: ScalarType
@@ -86,6 +86,7 @@ class Bound:
     emitted: Lazy | None = None
     weight: int = 0
     region: int = 0
+    origin: str = ""
     seen: tuple[Bound, ViewSpec] | None = None
 
     def ready(self) -> float:

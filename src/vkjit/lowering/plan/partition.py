@@ -111,7 +111,8 @@ class _Partitioner:
         self.space.origin = f"{prim.name} at {eqn.source}" if eqn.source else prim.name
         spec = prim.kernel_spec([a.aval for a in eqn.args], out.aval)
         operands = [self.space.in_region(self.bound(a), eqn.region) for a in eqn.args]
-        made = Bound(element(out), out.aval.shape, region=eqn.region)
+        where = self.space.origin
+        made = Bound(element(out), out.aval.shape, region=eqn.region, origin=where)
         self.bind(eqn, spec, operands, made)
         self.env[out] = made
 
@@ -308,7 +309,7 @@ class _Partitioner:
             cluster = self.space.new_cluster(x.shape)
             cluster.reduced = [cluster.axes[i] for i in spec.axes]
             layout = self.space.identity(cluster)
-            source = Bound(x.type, x.shape, x.const, x.placed, None, x.deferred)
+            source = Bound(x.type, x.shape, x.const, x.placed, None, x.deferred, origin=x.origin)
             arg = self.space.operand(source, cluster, layout)
         step = cluster.add(Reduce(spec.rule, arg, made.type))
         return Lazy(cluster, step, tuple(layout[i] for i in kept))

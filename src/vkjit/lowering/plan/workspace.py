@@ -152,6 +152,8 @@ class Workspace:
         if found is None:
             args = tuple([self.operand(o, cluster, layout) for o in operands])
             cluster.weight += bound.weight
+            if bound.origin:
+                cluster.origin.setdefault(bound.origin)
             found = cluster.add(Scalar(spec.scalar, args, bound.type))
             self._emitted[(cluster, key)] = found
             bound.emitted = bound.emitted or Lazy(cluster, found, layout)

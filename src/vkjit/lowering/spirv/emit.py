@@ -146,6 +146,7 @@ class _Emitter:
 
     def label(self, id_: int) -> None:
         self.ctx.module.effect(Op.Label, id_)
+        self.ctx.module.line()
         self.ctx.block = id_
 
     def region(self, region: Region) -> None:

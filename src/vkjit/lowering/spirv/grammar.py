@@ -19,6 +19,7 @@ class Op(IntEnum):
     Name = 5
     MemberName = 6
     String = 7
+    Line = 8
     Extension = 10
     ExtInstImport = 11
     ExtInst = 12
@@ -147,6 +148,12 @@ class Op(IntEnum):
     TensorLayoutSliceNV = 5375
     CreateTensorViewNV = 5377
     AtomicFAddEXT = 6035
+
+
+class SourceLanguage(IntEnum):
+    """Operand kind SourceLanguage."""
+
+    Unknown = 0
 
 
 class Capability(IntEnum):

@@ -62,6 +62,7 @@ class Module:
         self.functions: list[int] = []
         self._bound = 1
         self._debug: list[int] = []
+        self._line: tuple[int, ...] = ()
         self._names: list[int] = []
         self._decorations: list[int] = []
         self._declarations: list[int] = []
@@ -183,13 +184,34 @@ class Module:
         """A name for disassemblies and debuggers."""
         _append(self._names, Op.Name, target, *string_words(text))
 
-    def source(self, lines: tuple[str, ...]) -> None:
-        """Where the module comes from, for debuggers."""
-        for line in lines:
-            text = self.new_id()
-            _append(self._debug, Op.String, text, *string_words(line))
+    def source(self, origin: tuple[str, ...]) -> None:
+        """Where the module comes from, for disassemblies and debuggers.
+
+        Each text ``<operation> at <file>:<line>`` is an OpSource of its own. The nodes of a kernel
+        have no lines of their own: :meth:`line` puts all of them on the first one.
+        """
+        strings: dict[str, int] = {}
+
+        def string(text: str) -> int:
+            found = strings.get(text)
+            if found is None:
+                found = strings[text] = self.new_id()
+                _append(self._debug, Op.String, found, *string_words(text))
+            return found
+
+        sources = [string(text) for text in origin]
+        places = [place for text in origin if (place := _place(text))]
+        if places:
+            file, line = places[0]
+            self._line = (string(file), line, 0)
+        for text in sources:
             # Language 0: unknown, version 0.
             _append(self._debug, Op.Source, 0, 0, text)
+
+    def line(self) -> None:
+        """The source line of the instructions that follow in the block, if one is known."""
+        if self._line:
+            self.effect(Op.Line, *self._line)
 
     # -- the result -------------------------------------------------------------------------------
 
@@ -217,3 +239,9 @@ class Module:
 def _append(section: list[int], op: Op, *operands: int) -> None:
     section.append((len(operands) + 1) << 16 | op)
     section.extend(operands)
+
+
+def _place(origin: str) -> tuple[str, int] | None:
+    """File and line of ``<operation> at <file>:<line>``."""
+    file, colon, line = origin.partition(" at ")[2].rpartition(":")
+    return (file, int(line)) if colon and line.isdecimal() else None

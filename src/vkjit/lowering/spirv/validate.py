@@ -17,8 +17,7 @@ from typing import Any
 from vkjit.errors import InternalError
 
 _VULKAN_1_2 = 23  # SPV_ENV_VULKAN_1_2
-# Indentation and friendly names, without the header.
-_PRINT_OPTIONS = 1 << 3 | 1 << 5 | 1 << 6
+_INDENT, _NO_HEADER, _FRIENDLY_NAMES = 1 << 3, 1 << 5, 1 << 6
 
 
 class _Text(ctypes.Structure):
@@ -66,19 +65,20 @@ def validate(words: array[int]) -> None:
     raise InternalError(f"spirv: invalid module: {message}\n{disassemble(words)}")
 
 
-def disassemble(words: array[int]) -> str:
-    """The module as text, with friendly names.
+def disassemble(words: array[int], *, names: bool = True) -> str:
+    """The module as SPIRV-Tools' text, with friendly names or with numbers only.
 
     Raises:
         InternalError: the words are no module.
     """
     library = _library()
     address, count = words.buffer_info()
+    options = _INDENT | _NO_HEADER | (_FRIENDLY_NAMES if names else 0)
     text = ctypes.POINTER(_Text)()
     diagnostic = ctypes.POINTER(_Diagnostic)()
     try:
         result = library.spvBinaryToText(
-            _context(), address, count, _PRINT_OPTIONS, ctypes.byref(text), ctypes.byref(diagnostic)
+            _context(), address, count, options, ctypes.byref(text), ctypes.byref(diagnostic)
         )
         if result != 0 or not text:
             raise InternalError(f"spirv: cannot disassemble: {_message(diagnostic)}")
