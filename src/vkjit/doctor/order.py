@@ -7,6 +7,7 @@ NumPy evaluator makes the same rounds. Nothing waits between rounds on the devic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from vkjit.doctor.comparing import Array
 from vkjit.doctor.session import Program, Session
 from vkjit.ir.evaluate import evaluate
 from vkjit.lax import dynamic_update_slice
+from vkjit.lowering.artifact import Copy, Launch, Plan, PlannedBuffer, Range, Role, Step
+from vkjit.lowering.plan.hazards import check_order
 
 ROUNDS = 1000
 _QUICK_ROUNDS = 60
@@ -36,6 +39,8 @@ def order(session: Session) -> None:
     ]
     for what, function, start, donated in session.cases(loops):
         race(session, f"{what}, {rounds} rounds", function, (start, rounds, donated))
+    for start in session.cases((state[0],)):
+        _copy_command(session, start, rounds)
 
 
 def race(
@@ -61,16 +66,56 @@ def race(
         session.compare(f"{what}, state {number}", got, want)
 
 
+def _copy_command(session: Session, start: Array, rounds: int) -> None:
+    """The device's own copy of a buffer, read by the kernels that follow it."""
+    program = Program(session.device, crosswise, (start,))
+    loaded = session.device.load(with_copy(program.lowered.plan))
+    (buffer,) = program.put([start])
+    want: Any = start
+    for _ in range(rounds):
+        buffer, _ = loaded.run([buffer])
+        (want,) = evaluate(program.lowered.program, [want])
+    got = session.device.download(buffer, np.int32, start.shape)
+    session.compare(f"copy of a buffer, then read, {rounds} rounds", got, want)
+
+
+def with_copy(plan: Plan) -> Plan:
+    """A plan of one input whose steps read a copy of it, which becomes the last output."""
+    (source,) = (i for i, b in enumerate(plan.buffers) if b.role is Role.INPUT)
+    outputs = sum(b.role is Role.OUTPUT for b in plan.buffers)
+    size, copied = plan.buffers[source].size, len(plan.buffers)
+
+    def moved(step: Step) -> Step:
+        assert isinstance(step, Launch)
+        ranges = [replace(r, buffer=copied) if r.buffer == source else r for r in step.arguments]
+        return replace(step, arguments=tuple(ranges))
+
+    first = Copy(Range(source, 0, size), Range(copied, 0, size))
+    made = replace(
+        plan,
+        buffers=(*plan.buffers, PlannedBuffer(Role.OUTPUT, size, outputs)),
+        steps=(first, *map(moved, plan.steps)),
+        barriers=frozenset({1, *(b + 1 for b in plan.barriers)}),
+        peak_bytes=plan.peak_bytes + size,
+    )
+    check_order(made)
+    return made
+
+
+def crosswise(x: Any) -> Any:
+    """Every element from many others; int32, wraps."""
+    return jnp.cumsum(x.T[::-1], axis=0) * 3 + 1
+
+
 def copy_then_read(x: Any, y: Any, key: Any) -> tuple[Any, Any]:
     """A row of a copy is written and the whole copy read crosswise, twice.
 
     ``x`` and ``y`` are int32 and wrap; every element of the results depends on every element of
     the copies.
     """
-    moved = x.at[_SIDE // 2].set(y[0] * 5 + 1)
+    moved = dynamic_update_slice(x, y[:1] * 5 + 1, (key, 0))
     mixed = jnp.cumsum(jnp.cumsum(moved.T, axis=0)[::-1], axis=1) * 3 + key
     back = dynamic_update_slice(y, jnp.sum(mixed, axis=1)[None], (_SIDE - 1 - key, 0))
-    back = back.at[:, 1].set(moved[:, 2])
     return mixed, jnp.cumsum(jnp.cumsum(back[::-1], axis=0).T, axis=0) + moved
 
 
