@@ -175,6 +175,15 @@ def test_many_short_rows_share_a_workgroup(rows: int) -> None:
     assert math.prod(kernel.grid) * kernel.workgroup[0] <= max(64, 8 * rows)
 
 
+def test_results_of_rows_do_not_make_columns_of_them() -> None:
+    def function(x: Any) -> Any:
+        mean = jnp.mean(x, axis=1)
+        return mean, mean * 2, mean + 1
+
+    _, kernels = results(function, (normal(40, 300),), LARGE)
+    assert names(kernels) == ["rows"]
+
+
 @every_target
 @pytest.mark.parametrize("shape", [(700, 40), (512, 132), (64, 33), (3000, 8)], ids=str)
 def test_sums_and_positions_of_columns(target: Target, shape: tuple[int, ...]) -> None:

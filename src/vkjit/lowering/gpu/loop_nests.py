@@ -21,6 +21,9 @@ from vkjit.lowering.target import Target
 from vkjit.lowering.templates.context import Lowered, TemplateContext
 from vkjit.lowering.templates.space import compact
 
+_MANY_REGISTERS = 64
+"""Values that members of a row may keep where a measurement says that it pays."""
+
 LoopChoice = Elements | Turn | Team | Parts | ColumnTeam
 """The schedules of groups without products."""
 
@@ -91,7 +94,8 @@ def _teams(group: LoopGroup, target: Target) -> list[Team]:
         for size in (64, 128, 256, 512, 1024):
             if target.subgroup_sizes[0] <= size <= most:
                 who = replace(default, size=size, keep=0, unroll=1)
-                found += [kept(group, who), *[walked(who, unroll) for unroll in (1, 2, 4)]]
+                found += [kept(group, who), kept(group, who, _MANY_REGISTERS)]
+                found += [walked(who, unroll) for unroll in (1, 2, 4)]
     if default.stand is Stand.CLUSTER and default.size > 1:
         half = replace(default, size=default.size // 2, rows=default.rows * 2)
         found += [kept(group, half), walked(default, 1)]

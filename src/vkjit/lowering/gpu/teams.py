@@ -81,8 +81,12 @@ def row_axis(group: LoopGroup) -> int:
 
 
 def side_by_side(group: LoopGroup) -> bool:
-    """Whether neighbouring rows, not neighbouring elements of a row, lie beside each other."""
-    views = views_of(group.body, group.stores)
+    """Whether neighbouring rows, not neighbouring elements of a row, lie beside each other.
+
+    Only views along the reduced axes count: others are used once in a row.
+    """
+    split = len(group.shape) - group.reduced
+    views = [v for v in views_of(group.body, group.stores) if any(v.strides[split:])]
     return contiguous(views, row_axis(group)) > contiguous(views, len(group.shape) - 1)
 
 
@@ -94,12 +98,12 @@ def _rows(count: int, size: int, width: int, target: Target) -> int:
     return members // size
 
 
-def kept(group: LoopGroup, who: Team) -> Team:
-    """``who`` with the row in registers where it fits, else walked several vectors a turn."""
+def kept(group: LoopGroup, who: Team, room: int | None = None) -> Team:
+    """``who`` with the row in ``room`` registers where it fits, else walked vector by vector."""
     split = len(group.shape) - group.reduced
     steps = -(-math.prod(group.shape[split:]) // (who.size * who.lanes))
     values = steps * who.lanes * live_values(group)
-    fits = values <= (32 if who.size > _LARGE // 2 else 64)
+    fits = values <= (room or (32 if who.size > _LARGE // 2 else 64))
     if steps <= _KEPT_STEPS and steps * len(group.body) <= _KEPT_WORK and fits:
         return replace(who, keep=steps, unroll=1)
     return walked(who, _unroll(group, steps))
