@@ -18,7 +18,7 @@ from typing import Any, overload
 from vkjit.device_array import current_device
 from vkjit.errors import ArgumentError, ConfigError
 from vkjit.runtime import get_device
-from vkjit.tuning.lookup import at_compile, is_current, lookup, store, tuning_on, version
+from vkjit.tuning.choosing import at_compile, is_current, lookup, store, tuning_on, version
 from vkjit.tuning.records import Receipt, Result, from_json
 from vkjit.tuning.report import Progress, TunedGroup, TuneReport
 from vkjit.tuning.store import write_json

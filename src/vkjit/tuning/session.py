@@ -17,7 +17,7 @@ from vkjit.passes.pipeline import simplify
 from vkjit.runtime.device import Device
 from vkjit.trace import aval_of, trace
 from vkjit.tuning.case import Case, case_of
-from vkjit.tuning.lookup import lookup, store, stored
+from vkjit.tuning.choosing import lookup, store, stored
 from vkjit.tuning.records import group_key
 from vkjit.tuning.report import Progress, TunedGroup, TuneReport
 from vkjit.tuning.rig import Rig
