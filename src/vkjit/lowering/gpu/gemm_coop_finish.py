@@ -13,10 +13,11 @@ from typing import final
 
 from vkjit.lowering.gpu.gemm_coop_schedule import PATCH_PADDING, patch_words
 from vkjit.lowering.gpu.gemm_epilogue import finish
+from vkjit.lowering.gpu.gemm_split import LARGEST
 from vkjit.lowering.gpu.grid import within
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import BarrierScope, MatLayout, Value
-from vkjit.lowering.kernel.types import F32, BinOp, CmpOp, MatType, Scratch
+from vkjit.lowering.kernel.types import F32, BinOp, CmpOp, MatType, Scratch, UnOp
 from vkjit.lowering.plan.groups import ContractGroup, ProductStep
 from vkjit.lowering.plan.schedule import CoopSchedule
 from vkjit.lowering.templates.body import Point
@@ -207,11 +208,13 @@ class Finish:
         return line, b.scaled(b.sub(linear, b.scaled(line, each)), self._lanes())
 
     def _added(self, high: Value, low: Value, scale: float) -> Value:
-        """The whole sum; where low products are undefined (infinity by 0), the high ones decide."""
+        """The whole sum; where infinities met low parts, the high products alone decide."""
         b, lanes = self.b, self._lanes()
-        scaled = b.mul(low, b.splat(b.const(F32, scale), lanes))
-        known = b.compare(CmpOp.EQ, low, low)
-        return b.add(high, b.select(known, scaled, b.splat(b.const(F32, 0.0), lanes)))
+        zero, factor, largest = (
+            b.splat(b.const(F32, value), lanes) for value in (0.0, scale, LARGEST)
+        )
+        finite = b.compare(CmpOp.LE, b.unary(UnOp.ABS, low), largest)
+        return b.add(high, b.select(finite, b.mul(low, factor), zero))
 
     def _finish(
         self, batch: Sequence[Value], origin: tuple[Value, Value], position: int, value: Value

@@ -37,6 +37,7 @@ from vkjit.lowering.kernel.types import (
 from vkjit.lowering.plan.groups import ContractGroup, LoadStep
 from vkjit.lowering.plan.schedule import CoopSchedule
 from vkjit.lowering.templates.context import Buffers
+from vkjit.lowering.templates.space import coordinates
 
 _LANES = 4
 
@@ -94,18 +95,12 @@ class Tile:
         b, each = self.b, self.columns // UNIT
         total, local = self.rows * each, b.local_id(0)
         found: list[_Unit] = []
-        if count % each == 0:
-            first = b.binary(BinOp.DIV_U, local, b.index(each))
-            column = b.sub(local, b.scaled(first, each))
-        else:
-            first = column = b.index(0)
         for start in range(0, total, count):
-            if count % each == 0:
-                row = b.offset(first, start // each)
+            if count % each == 0:  # the same column in every row: addresses differ by constants
+                row, column = coordinates(b, local, (self.rows, each))
+                row = b.offset(row, start // each)
             else:
-                position = b.offset(local, start)
-                row = b.binary(BinOp.DIV_U, position, b.index(each))
-                column = b.sub(position, b.scaled(row, each))
+                row, column = coordinates(b, b.offset(local, start), (self.rows, each))
             word = b.add(b.scaled(row, self.pitch), b.scaled(column, UNIT_WORDS))
             beyond = start + count > total
             exists = b.compare(CmpOp.LT_U, row, b.index(self.rows)) if beyond else None

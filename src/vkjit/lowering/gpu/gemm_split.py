@@ -27,7 +27,8 @@ from vkjit.lowering.kernel.types import (
 
 _F16_NORMAL = 2.0**-14
 """Below it, numbers have fewer bits in float16: they belong to the low part whole."""
-_LARGEST = float.fromhex("0x1.fffffep+127")
+LARGEST = float.fromhex("0x1.fffffep+127")
+"""The largest finite float32."""
 
 
 def words_of(b: Builder, halves: tuple[Value, Value]) -> Value:
@@ -56,7 +57,7 @@ def split(b: Builder, x: Value, scheme: Scheme) -> tuple[Value, ...]:
     else:
         raise InternalError(f"split: parts of {scheme.elem}, expected f16 or bf16")
     rest = b.mul(b.sub(x, high), _splat(b, x, 1.0 / scheme.low_scale))
-    finite = b.compare(CmpOp.LE, b.unary(UnOp.ABS, x), _splat(b, x, _LARGEST))
+    finite = b.compare(CmpOp.LE, b.unary(UnOp.ABS, x), _splat(b, x, LARGEST))
     low = b.select(finite, rest, _splat(b, x, 0.0))
     return narrowed(b, high, scheme.elem), narrowed(b, low, scheme.elem)
 
@@ -68,7 +69,7 @@ def _splat(b: Builder, like: Value, value: float) -> Value:
 def _bfloat_high(b: Builder, x: Value) -> Value:
     """``x`` with the mantissa of a bfloat16, cut off where rounding would overflow."""
     near = _kept(b, x, 16, rounded=True)
-    finite = b.compare(CmpOp.LE, b.unary(UnOp.ABS, near), _splat(b, x, _LARGEST))
+    finite = b.compare(CmpOp.LE, b.unary(UnOp.ABS, near), _splat(b, x, LARGEST))
     return b.select(finite, near, _kept(b, x, 16, rounded=False))
 
 
