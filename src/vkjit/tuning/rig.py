@@ -88,10 +88,10 @@ class Rig:
             VkjitError: it cannot be compiled or run.
         """
         once = self.device.load(candidate.plan())
-        self._timed(once, given)
-        single = min(self._timed(once, given) for _ in range(2))
+        single = self._timed(once, given)
         if best is not None and single > HOPELESS * best and single > _SAMPLE_SECONDS:
             return single
+        single = min(self._timed(once, given) for _ in range(2))
         repeats = max(1, min(_MOST_REPEATS, round(_SAMPLE_SECONDS / max(single, 1e-9))))
         many = self.device.load(candidate.plan(repeats)) if repeats > 1 else once
         self._warm_up(many, given)

@@ -23,6 +23,9 @@ LEAST_GAIN = 1.02
 """What is not faster than the default by this factor does not replace it."""
 _TIMING_SHARE = 0.7
 """Part of a group's time for timing; the rest is for checks."""
+_OUT_OF_REACH = 10.0
+"""Where one schedule is slower than the best by this factor, later ones of its kind are not tried:
+they are expected to be slower still."""
 _CHECKS_AT_MOST = 4  # schedules that may fail their checks before the default is kept
 
 
@@ -33,6 +36,7 @@ class _Timings:
 
     seconds: dict[GpuContract, float] = field(default_factory=dict[GpuContract, float])
     refused: dict[GpuContract, str] = field(default_factory=dict[GpuContract, str])
+    out_of_reach: set[type[GpuContract]] = field(default_factory=set[type[GpuContract]])
 
     @property
     def best(self) -> float | None:
@@ -94,14 +98,25 @@ class Search:
             for one in ready:
                 if done and self.rig.clock() >= ends:
                     return
-                try:
-                    seconds = self.rig.seconds(one, real.given, timings.best)
-                    timings.seconds[one.schedule] = seconds
-                except VkjitError as error:
-                    timings.refused[one.schedule] = _reason(error)
+                self._time_one(one, real, timings)
                 done += 1
                 if self._progress is not None:
                     self._progress(group_key(case), done, len(options))
+
+    def _time_one(self, one: Trial, real: RealSize, timings: _Timings) -> None:
+        """Times a candidate, unless those of its kind are out of reach."""
+        kind, best = type(one.schedule), timings.best
+        if kind in timings.out_of_reach:
+            timings.refused[one.schedule] = "not timed: better ones of its kind were far behind"
+            return
+        try:
+            seconds = self.rig.seconds(one, real.given, best)
+        except VkjitError as error:
+            timings.refused[one.schedule] = _reason(error)
+            return
+        timings.seconds[one.schedule] = seconds
+        if best is not None and seconds > _OUT_OF_REACH * best:
+            timings.out_of_reach.add(kind)
 
     def _admit(
         self, case: Case, default: GpuContract, real: RealSize, timings: _Timings

@@ -1,0 +1,171 @@
+"""Timing, order, early stop, time box, what becomes of wrong kernels; no test uses real time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.tuning.fakes import DEFAULT, FAST, SLOW, FakeGpu, product, workgroup
+from vkjit.errors import MissingRuleError
+from vkjit.lowering.gpu import gemm_naive
+from vkjit.lowering.kernel.types import BF16, F16, F32, I32
+from vkjit.lowering.plan.groups import ContractGroup
+from vkjit.lowering.plan.schedule import NaiveSchedule
+from vkjit.tuning.records import Result, kernels_version
+from vkjit.tuning.rig import Rig
+from vkjit.tuning.search import Search
+from vkjit.tuning.session import Job, run
+
+Contract = Callable[[ContractGroup, NaiveSchedule, Any], Any]
+
+
+def tuned(gpu: FakeGpu, seconds: float = 1e6, **sizes: Any) -> Result:
+    rig = Rig(gpu, gpu.clock)
+    result = Search(rig).tune(product(**sizes), gpu.clock() + seconds)
+    assert result is not None
+    return result
+
+
+@pytest.mark.parametrize(
+    "types", [(F32, F32), (F16, F16), (F16, F32), (BF16, BF16), (I32, I32)], ids=str
+)
+def test_the_fastest_right_schedule_is_kept_with_its_receipt(gpu: FakeGpu, types: Any) -> None:
+    result = tuned(gpu, elem=types[0], out=types[1])
+    receipt = result.receipt
+    assert result.parsed() == FAST
+    assert receipt.default == DEFAULT.text()
+    assert receipt.seconds == {DEFAULT.text(): 3.0, FAST.text(): 1.0, SLOW.text(): 20.0}
+    assert result.gain == 3.0
+    # Sums in f32 that are rounded to 16 bits, and integers, come out the same.
+    assert (0.0 < receipt.error <= 1.0) if types[1] is F32 else receipt.error == 0.0
+    for part in ("whole blocks special", "ragged large", "K = 0", "K = 1", "real size, all"):
+        assert any(check.startswith(part) for check in receipt.checks), part
+    assert result.hardware == gpu.hardware
+    assert result.kernels == kernels_version()
+
+
+def test_the_default_is_timed_first_and_slow_candidates_once(gpu: FakeGpu) -> None:
+    tuned(gpu)
+    order = list(dict.fromkeys(gpu.timed))
+    assert order == [workgroup(s) for s in (DEFAULT, FAST, SLOW)]
+    assert gpu.timed.count(workgroup(SLOW)) == 1
+    assert gpu.timed.count(workgroup(FAST)) > 3
+
+
+def test_later_ones_of_a_kind_that_is_far_behind_are_not_timed(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slower = NaiveSchedule(1, 1)
+    listed = [DEFAULT, FAST, SLOW, slower]
+    monkeypatch.setattr("vkjit.lowering.compile.candidates", lambda *_: listed)
+    result = tuned(gpu)
+    assert slower.text() not in result.receipt.seconds
+    assert "not timed" in result.receipt.refused[slower.text()]
+
+
+def test_no_time_leaves_the_default(gpu: FakeGpu) -> None:
+    result = tuned(gpu, seconds=1.0)
+    assert result.receipt.seconds == {DEFAULT.text(): 3.0}
+    assert result.parsed() == DEFAULT
+    assert result.gain == 1.0
+
+
+def test_a_gain_within_noise_does_not_replace_the_default(gpu: FakeGpu) -> None:
+    gpu.costs[workgroup(FAST)] = 2.99
+    assert tuned(gpu).parsed() == DEFAULT
+
+
+def test_time_is_shared_among_groups_and_never_passed_by_much(gpu: FakeGpu) -> None:
+    jobs = [Job(product(m=m), 1) for m in (8, 10, 12, 14)]
+    report = run(jobs, Rig(gpu, gpu.clock), 60.0)
+    # A group may pass its share by the candidate that is being timed, of 8 runs at most.
+    assert report.seconds <= 60.0 + 8 * 3.0
+    assert report.groups[0].is_new
+    assert not report.groups[-1].is_new
+    assert "schedule" in str(report)
+
+
+def test_what_is_known_is_not_measured_again(gpu: FakeGpu) -> None:
+    jobs = [Job(product(), 2)]
+    rig = Rig(gpu, gpu.clock)
+    first = run(jobs, rig, 1e6)
+    before = len(gpu.timed)
+    second = run(jobs, rig, 1e6)
+    assert len(gpu.timed) == before
+    assert (first.groups[0].is_new, second.groups[0].is_new) == (True, False)
+    assert second.gain == 3.0
+    run(jobs, rig, 1e6, again=True)
+    assert len(gpu.timed) > before
+
+
+# -- wrong kernels --------------------------------------------------------------------------------
+
+
+def forgets_a_term(group: ContractGroup) -> ContractGroup:
+    return replace(group, k=group.k - 1) if group.k > 8 else group
+
+
+def forgets_the_last_row(group: ContractGroup) -> ContractGroup:
+    return replace(group, m=group.m - 1) if group.m % 8 else group
+
+
+def sums_in_half_precision(group: ContractGroup) -> ContractGroup:
+    return replace(group, accumulate=F16)
+
+
+def turns_rows_round(group: ContractGroup) -> ContractGroup:
+    view = group.lhs.view
+    *batch, row, step = view.strides
+    turned = replace(view, strides=(*batch, -row, step), offset=(group.m - 1) * row)
+    return replace(group, lhs=replace(group.lhs, view=turned))
+
+
+FAULTS = [forgets_a_term, forgets_the_last_row, sums_in_half_precision, turns_rows_round]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def test_a_planted_wrong_kernel_is_refused(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, fault: Callable[[ContractGroup], ContractGroup]
+) -> None:
+    right: Contract = gemm_naive.contract
+
+    def contract(group: ContractGroup, schedule: NaiveSchedule, context: Any) -> Any:
+        return right(fault(group) if schedule == FAST else group, schedule, context)
+
+    monkeypatch.setattr(gemm_naive, "contract", contract)
+    result = tuned(gpu, m=11)
+    assert result.parsed() == DEFAULT
+    assert "wrong result" in result.receipt.refused[FAST.text()]
+
+
+def test_a_kernel_that_is_wrong_at_the_real_size_only_is_refused(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right: Contract = gemm_naive.contract
+
+    def contract(group: ContractGroup, schedule: NaiveSchedule, context: Any) -> Any:
+        wrong = schedule == FAST and group.m == 300
+        return right(replace(group, k=group.k - 1) if wrong else group, schedule, context)
+
+    monkeypatch.setattr(gemm_naive, "contract", contract)
+    result = tuned(gpu, m=300)
+    assert "real size" in result.receipt.refused[FAST.text()]
+
+
+def test_a_template_that_fails_is_refused_with_its_reason(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right: Contract = gemm_naive.contract
+
+    def contract(group: ContractGroup, schedule: NaiveSchedule, context: Any) -> Any:
+        if schedule == FAST:
+            raise MissingRuleError("gemm: no such tile")
+        return right(group, schedule, context)
+
+    monkeypatch.setattr(gemm_naive, "contract", contract)
+    result = tuned(gpu)
+    assert result.parsed() == DEFAULT
+    assert "no such tile" in result.receipt.refused[FAST.text()]
