@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import vkjit as vj
 from vkjit_models.cli import app
+from vkjit_models.tune import lora_step
 
 
 def test_a_wrong_config_is_one_message_and_code_2(tmp_path: Path) -> None:
@@ -44,3 +46,28 @@ def test_help(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0
     assert command in result.output
+
+
+def test_tune_refuses_what_names_no_product() -> None:
+    result = CliRunner().invoke(app, ["tune", "--shapes", "64x64"])
+    assert result.exit_code == 2
+    assert "expected MxNxK, MxNxK:TYPE" in result.stderr
+
+
+def test_tune_has_nothing_to_do_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKJIT_CACHE_DIR", str(tmp_path))
+    written = tmp_path / "all.json"
+    flags = ["--device", "cpu", "--shapes", "8x8x8:f16:tn", "--list", "--export", str(written)]
+    result = CliRunner().invoke(app, ["tune", *flags])
+    assert result.exit_code == 0, result.stderr
+    assert "cpu: 0 groups" in result.output
+    assert written.exists()
+    assert CliRunner().invoke(app, ["tune", "--import", str(written)]).exit_code == 0
+
+
+def test_tune_knows_the_step_of_smollm2() -> None:
+    function, arguments = lora_step("smollm2", 16)
+    assert not isinstance(function, str)
+    (loss, _), gradients = vj.eval_shape(function, *arguments)
+    assert loss.shape == ()
+    assert len(gradients) == 7 * 3
