@@ -1,7 +1,9 @@
 """What products on cooperative matrices do with their sums: convert, map the body over them, store.
 
 A body of conversions alone stays with whole matrices. Any other becomes a map: it is evaluated for
-every element at its row and column, with the same steps as in all other templates.
+every element at its row and column, with the same steps as in all other templates. Arrays that have
+an element for each output are loaded as matrices, like the operands; the map loads what repeats
+along rows or columns, or lies otherwise, by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +13,13 @@ from typing import final
 
 from vkjit.errors import InternalError
 from vkjit.lowering.gpu.gemm_epilogue import widened
-from vkjit.lowering.gpu.gemm_tensor_memory import Located, Place, plane_of
+from vkjit.lowering.gpu.gemm_tensor_memory import (
+    ALIGNMENT,
+    Located,
+    Place,
+    is_aligned,
+    plane_of,
+)
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import BlockArg, Const, Convert, For, If, Value
 from vkjit.lowering.kernel.types import (
@@ -22,15 +30,25 @@ from vkjit.lowering.kernel.types import (
     I1,
     BinOp,
     ConvertOp,
+    MatScope,
     MatType,
     ScalarType,
     scalar_of,
 )
-from vkjit.lowering.plan.groups import BodyStep, ContractGroup, ScalarStep, StoreStep
+from vkjit.lowering.plan.groups import (
+    IOTA,
+    BodyStep,
+    ContractGroup,
+    LoadStep,
+    ScalarStep,
+    StoreStep,
+)
 from vkjit.lowering.templates.body import Point, access_of, arguments, evaluate, needed
 from vkjit.lowering.templates.context import Buffers
 
 _STORED = (F16, BF16, F32)
+_SOURCES = (F16, F32)
+"""Elements that maps take from matrices; there is no arithmetic on bf16 to map with."""
 
 
 @final
@@ -58,10 +76,32 @@ class Epilogue:
                 value = self._cast(value, elem)
             self._located(step).store(self.b, place, value, clamped=clamped)
 
-    def _located(self, step: StoreStep) -> Located:
+    def _loads(self, step: StoreStep, total: Value) -> dict[int, LoadStep]:
+        """Steps of the body that are loaded as matrices, by number."""
+        found: dict[int, LoadStep] = {}
+        assert isinstance(total.type, MatType)
+        for number in needed(self.group.body, {step.value}, {0}):
+            load = self.group.body[number]
+            if not isinstance(load, LoadStep) or load.type not in _SOURCES or load.array == IOTA:
+                continue
+            plane = plane_of(load.view)
+            fits = plane is not None and plane.pitch > 1 and is_aligned(load.view, load.type)
+            if fits and total.type.scope is MatScope.SUBGROUP:
+                fits = plane is not None and plane.pitch * load.type.bytes % ALIGNMENT == 0
+            if fits:
+                found[number] = load
+        return found
+
+    def _loaded(self, place: Place, load: LoadStep, total: Value, *, clamped: bool) -> Value:
+        t = total.type
+        assert isinstance(t, MatType)
+        type_ = MatType(load.type, t.rows, t.cols, t.use, t.scope)
+        return self._located(load).load(self.b, place, type_, clamped=clamped)
+
+    def _located(self, step: StoreStep | LoadStep) -> Located:
         plane, b = plane_of(step.view), self.b
         if plane is None:
-            raise InternalError(f"gemm_tensor: store {step.view}, expected a contiguous axis")
+            raise InternalError(f"gemm_tensor: {step.view}, expected a contiguous axis")
         index = (*self.batch, b.index(0), b.index(0))
         return Located(self.buffers.of(step.array), plane, Point(b, index).base(step.view))
 
@@ -78,14 +118,17 @@ class Epilogue:
         elem = scalar_of(total.type)
         for array in _read(group, step):  # outside of the map: buffers count in their order of use
             self.buffers.of(array)
-        with b.mat_map(total) as made:
+        loads = self._loads(step, total)
+        matrices = [self._loaded(place, load, total, clamped=clamped) for load in loads.values()]
+        with b.mat_map(total, *matrices) as made:
             row, column = b.add(place[0], made.row), b.add(place[1], made.column)
             if clamped:
                 row = b.binary(BinOp.MIN_S, row, b.index(group.m - 1))
                 column = b.binary(BinOp.MIN_S, column, b.index(group.n - 1))
             point = Point(b, (*self.batch, row, column))
-            product = widened(b, made.elements[0], group.body[0].type)
-            values = evaluate(point, self.buffers, group.body, {step.value}, {0: product})
+            known: dict[int, Value] = dict(zip(loads, made.elements[1:], strict=True))
+            known[0] = widened(b, made.elements[0], group.body[0].type)
+            values = evaluate(point, self.buffers, group.body, {step.value}, known)
             made.body.yields = (widened(b, values[step.value], elem),)
         return made
 
