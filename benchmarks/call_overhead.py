@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.case import Array, Case, Namespace, Tree
 
 CASES = (
-    Case("x+1, 10 floats", "forward", {"count": 1, "size": 10}),
-    Case("20 arguments, 20 results", "forward", {"count": 20, "size": 10}),
+    Case("x+1, 10 floats", "forward", {"count": 1, "size": 10}, on="both"),
+    Case("20 arguments, 20 results", "forward", {"count": 20, "size": 10}, on="both"),
 )
 
 

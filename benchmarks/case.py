@@ -38,7 +38,9 @@ class Case:
     to the arguments `argnums` (``gradient``), both (``value_and_gradient``), or an AdamW step on
     argument 0 (``step``). `tolerance` bounds the relative error against float64. `flop` and
     `byte` are the least that any implementation must do; the floor is made from them. `first`
-    cases measure the first call in a fresh process.
+    cases measure the first call in a fresh process. Floating leaves of the arguments `low` are put
+    on the device as `dtype`, the type that products are computed in. `on` says which kind of device
+    the case is meant for; naming a case runs it anywhere.
     """
 
     name: str
@@ -53,6 +55,9 @@ class Case:
     first: bool = False
     memory: bool = False
     quick: bool = True
+    dtype: str = "float32"
+    low: tuple[int, ...] = ()
+    on: Literal["cpu", "gpu", "both"] = "cpu"
 
 
 @final
@@ -180,6 +185,9 @@ def make_step(ns: Namespace, loss: Callable[..., Array]) -> Callable[..., tuple[
 class Check:
     """Compares results with float64 NumPy: values element by element, gradients by a direction.
 
+    With `rows` = (axis, step), only every step-th row of the output is looked at; it must depend on
+    the first argument at the same place of that axis alone.
+
     The derivative along a random direction d is taken by central differences in float64 and
     compared with <grad, d>, relative to the norm of the gradient; one wrong row of 4096 moves
     this by 1e-2.
@@ -188,6 +196,7 @@ class Check:
     case: Case
     program: Callable[..., Array]
     inputs: tuple[Tree, ...]
+    rows: tuple[int, int] | None = None
     _double: tuple[Tree, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -195,6 +204,8 @@ class Check:
 
     def error(self, outputs: list[np.ndarray]) -> float:
         """Largest relative error of the outputs; infinite where shape or finiteness is wrong."""
+        if self.rows is not None:
+            return self._sampled_error(outputs)
         wanted = [np.asarray(x) for x in tree_leaves(self.program(*self._double))]
         if self.case.kind == "forward":
             return max(relative(got, want) for got, want in zip(outputs, wanted, strict=True))
@@ -202,6 +213,15 @@ class Check:
             return self._gradient_error(outputs)
         value, *grads = outputs
         return max(relative(value, wanted[0]), self._gradient_error(grads))
+
+    def _sampled_error(self, outputs: list[np.ndarray]) -> float:
+        """The error of some rows of a single output, from the same rows of the first argument."""
+        assert self.rows is not None
+        axis, step = self.rows
+        index = (slice(None),) * axis + (slice(None, None, step),)
+        first, *rest = self._double
+        wanted = self.program(first[index], *rest)
+        return relative(outputs[0][::step], np.asarray(wanted))
 
     def _gradient_error(self, grads: list[np.ndarray]) -> float:
         argnums = self.case.argnums

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,13 +13,19 @@ import numpy as np
 from benchmarks.case import Array, Case, Namespace, Tree
 
 COUNT = 1 << 24
-SIDE = 1 << 12
+GPU_COUNT = 1 << 26
 SQRT_2_OVER_PI = 0.7978845608028654
 
 
 def _case(name: str, function: str, words: float, count: int = COUNT) -> Case:
     params = {"function": function, "count": count}
     return Case(name, "forward", params, tolerance=2e-5, byte=4.0 * count * words)
+
+
+def _gpu(function: str, words: float) -> Case:
+    params = {"function": function, "count": GPU_COUNT}
+    byte = 4.0 * GPU_COUNT * words
+    return Case(f"{function} 2^26", "forward", params, tolerance=2e-5, byte=byte, on="gpu")
 
 
 CASES = (
@@ -31,6 +38,14 @@ CASES = (
     _case("mean over rows 4096^2", "column_mean", 1),
     _case("max along rows 4096^2", "row_max", 1),
     _case("transpose 4096^2", "transpose", 2),
+    _gpu("add", 3),
+    _gpu("increment", 2),
+    _gpu("chain", 2),
+    _gpu("exp", 2),
+    _gpu("sum_squares", 1),
+    _gpu("column_mean", 1),
+    _gpu("row_max", 1),
+    _gpu("transpose", 2),
 )
 SQUARE = ("column_mean", "row_max", "transpose")
 
@@ -40,7 +55,8 @@ def inputs(case: Case) -> tuple[Tree, ...]:
     generator = np.random.default_rng(2)
     x = generator.standard_normal(case.params["count"], dtype=np.float32)
     if case.params["function"] in SQUARE:
-        x = x.reshape(SIDE, SIDE)
+        side = math.isqrt(len(x))
+        x = x.reshape(side, side)
     return (x, x[::-1].copy()) if case.params["function"] == "add" else (x,)
 
 
@@ -58,6 +74,7 @@ def _chain(np_: Any) -> Callable[[Array], Array]:
 def _function(np_: Any, name: str) -> Callable[..., Array]:
     functions: dict[str, Callable[..., Array]] = {
         "add": lambda x, y: x + y,
+        "increment": lambda x: x + 1,
         "chain": _chain(np_),
         "exp": lambda x: np_.exp(x),
         "tanh": lambda x: np_.tanh(x),

@@ -17,6 +17,10 @@ import numpy as np
 
 from benchmarks.case import ADAMW, Case, Namespace, Tree, make_step, tree_leaves, tree_map
 
+GPU_COPY = 1 << 30
+"""Bytes of the copy that tells a GPU's bandwidth."""
+GPU_SQUARE = 8192
+
 
 class Job(abc.ABC):
     """A prepared case: `call` starts one run, `wait` waits for it, `outputs` reads it."""
@@ -45,6 +49,14 @@ class Host(abc.ABC):
     @abc.abstractmethod
     def differentiated(self, module: Any, case: Case) -> Job:
         """For a step: value and gradient of its loss, to be checked."""
+
+    @abc.abstractmethod
+    def rates(self) -> dict[str, float]:
+        """On a GPU: ``bandwidth`` in bytes and products in operations a second, by dtype."""
+
+    @abc.abstractmethod
+    def device_memory(self) -> tuple[int, int]:
+        """On a GPU: bytes in use now, and at most."""
 
 
 # ------------------------------------------------------------------- vkjit and JAX
@@ -91,32 +103,65 @@ class ArrayJob(Job):
 
 @final
 class ArrayHost(Host):
-    """vkjit or JAX."""
+    """vkjit or JAX; on a GPU JAX is asked for float32 products in float32, as the others are."""
 
     def __init__(self, name: str, device: str) -> None:
         if name == "jax":
-            os.environ["JAX_PLATFORMS"] = "cpu" if device == "cpu" else ""
+            os.environ["JAX_PLATFORMS"] = "cpu" if device == "cpu" else "cuda"
+            os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+            os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
         else:
             os.environ["VKJIT_DEVICE"] = device
+        self._device = device
         self.ns = array_namespace(name)
         self._root = importlib.import_module(name)
 
     def versions(self) -> dict[str, str]:
-        devices = [str(device) for device in self._root.devices()]
         name = self.ns.name
-        return {name: str(getattr(self._root, "__version__", "")), f"{name} devices": str(devices)}
+        found = {name: str(getattr(self._root, "__version__", ""))}
+        if name == "jax":
+            return {**found, "jax devices": str([str(d) for d in self._root.devices()])}
+        runtime = importlib.import_module("vkjit.runtime")
+        described = runtime.get_device(self._device).describe()
+        return {**found, "vkjit device": described.splitlines()[0]}
+
+    def rates(self) -> dict[str, float]:
+        """What vkjit's own kernels reach, where no peer is there to tell."""
+        np_, jit = self.ns.np, self.ns.jit
+        x = np_.asarray(np.ones(GPU_COPY // 4, np.float32))
+        a = np_.asarray(np.ones((GPU_SQUARE, GPU_SQUARE), np.float32))
+
+        def best(function: Callable[..., Any], argument: Any) -> float:
+            jit(function)(argument).block_until_ready()
+            return _fastest(jit(function), argument, lambda y: y.block_until_ready())
+
+        rates = {"bandwidth": 2.0 * GPU_COPY / best(lambda x: x + 1, x)}
+        for dtype in ("float32", "bfloat16"):
+            square = a.astype(getattr(np_, dtype))
+            rates[dtype] = 2.0 * GPU_SQUARE**3 / best(lambda a: np_.matmul(a, a), square)
+        return rates
+
+    def device_memory(self) -> tuple[int, int]:
+        if self.ns.name == "jax":
+            stats = self._root.devices()[0].memory_stats()
+            return stats["bytes_in_use"], stats["peak_bytes_in_use"]
+        stats = importlib.import_module("vkjit.runtime").get_device(self._device).memory_stats()
+        return stats.live_bytes, stats.peak_bytes
 
     def prepare(self, module: Any, case: Case) -> Job:
         inputs = module.inputs(case)
         program = module.program(self.ns, case)
+        placed = self._placed(case, inputs)
         if case.kind != "step":
-            return self._job(self._timed(program, case), inputs, None)
+            return ArrayJob(self._timed(program, case), placed, None)
         function = self.ns.jit(make_step(self.ns, program), donate_argnums=(0,))
-        return self._job(function, inputs[1:], ADAMW.start(inputs[0]))
+        state = tree_map(self.ns.np.asarray, ADAMW.start(inputs[0]))
+        return ArrayJob(function, placed[1:], state)
 
     def differentiated(self, module: Any, case: Case) -> Job:
         program = module.program(self.ns, case)
-        return self._job(self.ns.jit(self.ns.value_and_grad(program)), module.inputs(case), None)
+        placed = self._placed(case, module.inputs(case))
+        return ArrayJob(self.ns.jit(self.ns.value_and_grad(program)), placed, None)
 
     def _timed(self, program: Callable[..., Any], case: Case) -> Callable[..., Any]:
         if case.kind == "forward":
@@ -126,10 +171,18 @@ class ArrayHost(Host):
             return self.ns.jit(both)
         return self.ns.jit(lambda *arguments: both(*arguments)[1])
 
-    def _job(self, function: Callable[..., Any], inputs: tuple[Tree, ...], state: Tree) -> ArrayJob:
-        to_device = self.ns.np.asarray
-        arguments = tuple(tree_map(to_device, tree) for tree in inputs)
-        return ArrayJob(function, arguments, None if state is None else tree_map(to_device, state))
+    def _placed(self, case: Case, inputs: tuple[Tree, ...]) -> tuple[Tree, ...]:
+        """The arguments on the device, those in `case.low` in the case's dtype."""
+        to_device, dtype = self.ns.np.asarray, getattr(self.ns.np, case.dtype)
+
+        def lowered(leaf: np.ndarray) -> Any:
+            array = to_device(leaf)
+            return array.astype(dtype) if leaf.dtype == np.float32 else array
+
+        return tuple(
+            tree_map(lowered if number in case.low else to_device, tree)
+            for number, tree in enumerate(inputs)
+        )
 
     def stages(self, module: Any, case: Case) -> dict[str, float]:
         """Seconds of tracing, of all passes (vkjit), and of the whole way to code."""
@@ -157,38 +210,98 @@ class ArrayHost(Host):
 class TorchJob(Job):
     """A PyTorch program; eager kernels on the CPU are done when they return."""
 
-    def __init__(self, program: Callable[[], Any]) -> None:
+    def __init__(self, program: Callable[[], Any], wait: Callable[[], None]) -> None:
         self._program = program
+        self._wait = wait
         self._result: Any = None
 
     def call(self) -> None:
         self._result = self._program()
 
     def wait(self) -> None:
-        return
+        self._wait()
 
     def outputs(self) -> list[np.ndarray]:
-        return [tensor.detach().float().numpy() for tensor in tree_leaves(self._result)]
+        return [tensor.detach().float().cpu().numpy() for tensor in tree_leaves(self._result)]
+
+
+@final
+class TorchOn:
+    """The torch module, whose ``from_numpy`` puts tensors on a device."""
+
+    def __init__(self, torch: Any, device: str) -> None:
+        self._torch = torch
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+    def from_numpy(self, array: np.ndarray) -> Any:
+        """A tensor on the device; on the CPU it shares the array's memory."""
+        return self._torch.from_numpy(array).to(self._device)
 
 
 @final
 class TorchHost(Host):
-    """PyTorch on the CPU, eager or through torch.compile."""
+    """PyTorch, eager or through torch.compile, on the CPU or a CUDA device."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: str) -> None:
         self._torch = importlib.import_module("torch")
         self._torch.set_num_threads(len(os.sched_getaffinity(0)))
         self._compiled = name == "torch-compile"
+        self._is_gpu = device != "cpu"
+        self._on = TorchOn(self._torch, "cuda" if self._is_gpu else "cpu")
 
     def versions(self) -> dict[str, str]:
-        return {"torch": self._torch.__version__}
+        found = {"torch": self._torch.__version__}
+        if self._is_gpu:
+            found["torch device"] = self._torch.cuda.get_device_name()
+        return found
 
     def prepare(self, module: Any, case: Case) -> Job:
         wrap = self._torch.compile if self._compiled else _unchanged
-        return TorchJob(module.torch_program(self._torch, case, module.inputs(case), wrap))
+        return self._job(module.torch_program(self._on, case, module.inputs(case), wrap))
 
     def differentiated(self, module: Any, case: Case) -> Job:
-        return TorchJob(module.torch_gradient(self._torch, case, module.inputs(case)))
+        return self._job(module.torch_gradient(self._on, case, module.inputs(case)))
+
+    def rates(self) -> dict[str, float]:
+        """A copy and products of large squares, by PyTorch's own kernels."""
+        torch = self._torch
+        source = torch.ones(GPU_COPY // 4, device="cuda")
+        target = torch.empty_like(source)
+
+        def wait(_result: Any) -> None:
+            torch.cuda.synchronize()
+
+        rates = {"bandwidth": 2.0 * GPU_COPY / _fastest(target.copy_, source, wait)}
+        for dtype in ("float32", "bfloat16", "float16"):
+            a = torch.randn(GPU_SQUARE, GPU_SQUARE, device="cuda").to(getattr(torch, dtype))
+            rates[dtype] = 2.0 * GPU_SQUARE**3 / _fastest(lambda a: torch.matmul(a, a), a, wait)
+        return rates
+
+    def device_memory(self) -> tuple[int, int]:
+        cuda = self._torch.cuda
+        return cuda.memory_allocated(), cuda.max_memory_allocated()
+
+    def _job(self, program: Callable[[], Any]) -> TorchJob:
+        return TorchJob(program, self._torch.cuda.synchronize if self._is_gpu else _done)
+
+
+def _done() -> None:
+    return
+
+
+def _fastest(function: Callable[[Any], Any], argument: Any, wait: Callable[[Any], None]) -> float:
+    """Seconds of a call in the best of some rounds of queued calls."""
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(9):
+            function(argument)
+        wait(function(argument))
+        best = min(best, (time.perf_counter() - start) / 10)
+    return best
 
 
 def _unchanged(function: Callable[..., Any], **_options: Any) -> Callable[..., Any]:
@@ -198,5 +311,5 @@ def _unchanged(function: Callable[..., Any], **_options: Any) -> Callable[..., A
 def make_host(name: str, device: str) -> ArrayHost | TorchHost:
     """The host called `name`: vkjit, jax, torch or torch-compile."""
     if name in ("torch", "torch-compile"):
-        return TorchHost(name)
+        return TorchHost(name, device)
     return ArrayHost(name, device)

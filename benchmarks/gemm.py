@@ -1,4 +1,4 @@
-"""Matrix products in float32: squares 64 to 2048 and the shapes of a rank-16 LoRA step.
+"""Matrix products: squares and the shapes of a rank-16 LoRA step, on GPUs in 16 bits, too.
 
 ``nn`` is A B, ``nt`` is A B^T (a linear layer whose weight is stored (out, in), or an input
 gradient), ``tn`` is A^T B (a weight gradient).
@@ -14,6 +14,12 @@ import numpy as np
 
 from benchmarks.case import Array, Case, Namespace, Tree
 
+SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+TOLERANCES = {"float32": 1e-5, "bfloat16": 4e-3, "float16": 5e-4}
+"""Of the whole result: sums in float32, rounded once to the operands' type."""
+MANY_ROWS = 1024
+"""From so many rows on, every 32nd is compared with float64."""
+
 
 def _case(name: str, sizes: tuple[int, int, int], layout: str = "nn", **options: Any) -> Case:
     m, n, k = sizes
@@ -21,6 +27,22 @@ def _case(name: str, sizes: tuple[int, int, int], layout: str = "nn", **options:
     params = {"m": m, "n": n, "k": k, "layout": layout, "batch": batch}
     byte = 4.0 * batch * (m * k + k * n + m * n)
     return Case(name, "forward", params, flop=2.0 * m * n * k * batch, byte=byte, **options)
+
+
+def _gpu(name: str, sizes: tuple[int, int, int], dtype: str, layout: str = "nn") -> Case:
+    m, n, k = sizes
+    size = 4.0 if dtype == "float32" else 2.0
+    return Case(
+        f"{SHORT[dtype]} {name} {layout}",
+        "forward",
+        {"m": m, "n": n, "k": k, "layout": layout, "batch": 1},
+        tolerance=TOLERANCES[dtype],
+        flop=2.0 * m * n * k,
+        byte=size * (m * k + k * n + m * n),
+        dtype=dtype,
+        low=(0, 1),
+        on="gpu",
+    )
 
 
 CASES = (
@@ -41,7 +63,32 @@ CASES = (
     _case("odd 1000x777x555", (1000, 777, 555)),
     _case("batched 16x256^3", (256, 256, 256), batch=16),
     _case("gemv 1x4096x4096", (1, 4096, 4096)),
+    *(_gpu(f"{n}^3", (n, n, n), d) for d in SHORT for n in (1024, 2048, 4096, 8192)),
+    *(_gpu("4096^3", (4096, 4096, 4096), d, s) for d in SHORT for s in ("nt", "tn")),
+    *(
+        _gpu("x".join(map(str, sizes)), sizes, d, layout)
+        for d in ("float32", "bfloat16")
+        for sizes, layout in (
+            ((4096, 1536, 16), "nn"),
+            ((4096, 1536, 16), "tn"),
+            ((16, 1536, 4096), "nn"),
+            ((4096, 16, 1536), "nt"),
+            ((512, 576, 576), "nt"),
+            ((512, 1536, 576), "nt"),
+            ((512, 576, 1536), "nn"),
+            ((512, 16, 576), "nt"),
+            ((576, 16, 512), "tn"),
+            ((512, 49152, 576), "nt"),
+            ((1, 4096, 4096), "nn"),
+        )
+    ),
 )
+
+
+def sampled_rows(case: Case) -> tuple[int, int] | None:
+    """The axis of A that is the product's rows, and which of them are compared."""
+    p = case.params
+    return None if p["m"] < MANY_ROWS else (1 if p["layout"] == "tn" else 0, 32)
 
 
 def inputs(case: Case) -> tuple[Tree, ...]:
@@ -71,7 +118,7 @@ def torch_program(
     torch: Any, case: Case, given: tuple[Tree, ...], wrap: Callable[..., Any]
 ) -> Callable[[], Any]:
     """The product in PyTorch."""
-    a, b = (torch.from_numpy(x) for x in given)
+    a, b = (torch.from_numpy(x).to(getattr(torch, case.dtype)) for x in given)
     product = wrap(_product(torch.matmul, case.params["layout"]))
     return lambda: product(a, b)
 

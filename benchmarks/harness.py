@@ -76,7 +76,9 @@ def parse(arguments: list[str], default: tuple[str, ...]) -> Options:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.3, help="seconds a slice")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds an answer may take")
-    parser.add_argument("--memory", type=float, default=14.0, help="GiB a participant may map")
+    parser.add_argument(
+        "--memory", type=float, default=14.0, help="GiB a participant may map (CPU only)"
+    )
     parser.add_argument("--no-record", action="store_true", help="append nothing to results/")
     given = parser.parse_args(arguments)
     results = None if given.no_record else machine.ROOT / "benchmarks" / "results"
@@ -88,7 +90,7 @@ def parse(arguments: list[str], default: tuple[str, ...]) -> Options:
         rounds=given.rounds,
         budget=given.budget,
         limit=given.limit,
-        memory_gib=given.memory,
+        memory_gib=given.memory if given.device == "cpu" else 0.0,
         results=results,
     )
 
@@ -119,6 +121,15 @@ class Run:
         if case.first:
             self.close()
         return row
+
+    def rates(self) -> machine.Rates:
+        """What the GPU reaches in PyTorch, or in vkjit where that is missing."""
+        name = "torch" if "torch" in self._present() else "vkjit"
+        answer = self._process(name, cold=False).ask("rates")
+        if not answer["ok"]:
+            raise RuntimeError(f"rates of {self._options.device} in {name}: {answer['failure']}")
+        found: dict[str, float] = answer["rates"]
+        return machine.Rates(found["float32"], found.pop("bandwidth"), found)
 
     def close(self) -> None:
         """Ends every process of this run."""
@@ -190,9 +201,12 @@ class Run:
 
 
 def chosen(cases: tuple[Case, ...], options: Options) -> list[Case]:
-    """The cases that the command line names, or the quick ones for ``quick``."""
+    """The cases that the command line names, or the quick ones for ``quick``, or all of a kind."""
+    here = "cpu" if options.device == "cpu" else "gpu"
     if options.cases == ("quick",):
-        return [case for case in cases if case.quick]
+        return [case for case in cases if case.quick and case.on in (here, "both")]
+    if options.cases == ("*",):
+        return [case for case in cases if case.on in (here, "both")]
     return [c for c in cases if any(fnmatch.fnmatch(c.name, p) for p in options.cases)]
 
 
@@ -206,8 +220,8 @@ def main(
     options = parse(sys.argv[1:] if arguments is None else arguments, default)
     if not options.peers_python:
         print("peers skipped: give --peers-python or VKJIT_PEERS_PYTHON (a Python with jax, torch)")
-    rates = machine.measure()
     run = Run(module, options)
+    rates = machine.measure() if options.device == "cpu" else run.rates()
     rows: list[Row] = []
     try:
         for case in chosen(cases, options):
@@ -221,6 +235,7 @@ def main(
         "device": options.device,
         "versions": run.versions,
         "rounds": options.rounds,
+        "product_tflops": {k: round(v / 1e12, 1) for k, v in rates.products.items()},
         "gflops": round(rates.flops / 1e9, 1),
         "gbps": round(rates.bandwidth / 1e9, 1),
     }

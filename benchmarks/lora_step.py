@@ -1,7 +1,8 @@
-"""One LoRA fine-tuning step of a SmolLM2-135M shape: 512 tokens, float32, rank 16 everywhere.
+"""One LoRA fine-tuning step of a SmolLM2-135M shape: 512 tokens, rank 16 everywhere.
 
 Frozen base, adapters on all seven linear layers of 30 blocks, masked next-token loss, AdamW. The
-weights are random numbers of the right shape; speed and memory do not depend on their values. The
+weights are random numbers of the right shape; speed and memory do not depend on their values. In
+bfloat16 the base and the activations are; adapters, norms, softmax and the loss are float32. The
 small case is compared with float64; the losses of the full one are printed side by side.
 """
 
@@ -54,8 +55,18 @@ def _case(name: str, sizes: Sizes, **options: Any) -> Case:
 
 
 CASES = (
-    _case("small, checked", TINY, tolerance=1e-4),
-    _case("SmolLM2-135M 512 tokens", SMOL, check=False, memory=True, quick=False),
+    _case("small, checked", TINY, tolerance=1e-4, on="both"),
+    _case("SmolLM2-135M 512 tokens", SMOL, check=False, memory=True, quick=False, on="both"),
+    _case(
+        "SmolLM2-135M 512 tokens bf16",
+        SMOL,
+        check=False,
+        memory=True,
+        quick=False,
+        on="gpu",
+        dtype="bfloat16",
+        low=(1,),
+    ),
 )
 
 
@@ -102,24 +113,41 @@ def rotary_tables(s: Sizes) -> tuple[np.ndarray, np.ndarray]:
 # ------------------------------------------------------------------- vkjit and JAX
 
 
-def _block(ns: Namespace, s: Sizes) -> Callable[[Array, Tree, Tree], Array]:
+Cast = Callable[[Array], Array]
+
+
+def _casts(ns: Namespace, dtype: str) -> tuple[Cast, Cast]:
+    """To the type of products, and to float32, where norms, rotations and the loss are computed.
+
+    Where the types are one nothing is cast, so that the float64 reference stays in float64.
+    """
+    if dtype == "float32":
+        return lambda x: x, lambda x: x
+    return lambda x: x.astype(getattr(ns.np, dtype)), lambda x: x.astype(ns.np.float32)
+
+
+def _block(ns: Namespace, case: Case) -> Callable[[Array, Tree, Tree], Array]:
+    s, (low, wide) = case.params, _casts(ns, case.dtype)
     n, d, heads, kv_heads = s["tokens"], s["width"], s["heads"], s["kv_heads"]
     head = d // heads
     cosines, sines = (ns.np.asarray(table)[None, :, None, :] for table in rotary_tables(s))
 
     def norm(x: Array, weight: Array) -> Array:
-        return x * ns.lax.rsqrt(ns.np.mean(x * x, axis=-1, keepdims=True) + EPSILON) * weight
+        x = wide(x)
+        scale = ns.lax.rsqrt(ns.np.mean(x * x, axis=-1, keepdims=True) + EPSILON)
+        return low(x * scale * wide(weight))
 
     def rotate(x: Array) -> Array:  # [1, S, heads, head]
-        low, high = x[..., : head // 2], x[..., head // 2 :]
-        parts = [low * cosines - high * sines, high * cosines + low * sines]
-        return ns.np.concatenate(parts, axis=-1)
+        x = wide(x)
+        first, second = x[..., : head // 2], x[..., head // 2 :]
+        parts = [first * cosines - second * sines, second * cosines + first * sines]
+        return low(ns.np.concatenate(parts, axis=-1))
 
     def block(x: Array, weights: Tree, adapters: Tree) -> Array:  # [1, S, d]
         def linear(name: str, y: Array) -> Array:
-            a, b = adapters[name]["a"], adapters[name]["b"]
-            low = ns.np.matmul(ns.np.matmul(y, a.T), b.T)
-            return ns.np.matmul(y, weights[name].T) + low * SCALE
+            a, b = low(adapters[name]["a"]), low(adapters[name]["b"])
+            down = ns.np.matmul(ns.np.matmul(y, a.T), b.T)
+            return ns.np.matmul(y, weights[name].T) + down * SCALE
 
         y = norm(x, weights["norm1"])
         q = rotate(ns.np.reshape(linear("q", y), (1, n, heads, head)))
@@ -135,14 +163,16 @@ def _block(ns: Namespace, s: Sizes) -> Callable[[Array, Tree, Tree], Array]:
 
 def program(ns: Namespace, case: Case) -> Callable[..., Array]:
     """The masked mean loss of the next tokens."""
-    block = _block(ns, case.params)
+    block, (low, wide) = _block(ns, case), _casts(ns, case.dtype)
 
     def loss(adapters: Tree, weights: Tree, tokens: Array, mask: Array) -> Array:
         x = ns.np.take(weights["embedding"], tokens[:, :-1], axis=0)
         for block_weights, block_adapters in zip(weights["blocks"], adapters, strict=True):
             x = block(x, block_weights, block_adapters)
-        x = x * ns.lax.rsqrt(ns.np.mean(x * x, axis=-1, keepdims=True) + EPSILON) * weights["norm"]
-        logits = ns.np.matmul(x, weights["embedding"].T)
+        x = wide(x)
+        x = x * ns.lax.rsqrt(ns.np.mean(x * x, axis=-1, keepdims=True) + EPSILON)
+        x = low(x * wide(weights["norm"]))
+        logits = wide(ns.np.matmul(x, weights["embedding"].T))
         top = ns.lax.stop_gradient(ns.np.max(logits, axis=-1, keepdims=True))
         total = ns.np.log(ns.np.sum(ns.np.exp(logits - top), axis=-1)) + top[..., 0]
         picked = ns.np.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
@@ -154,18 +184,19 @@ def program(ns: Namespace, case: Case) -> Callable[..., Array]:
 # ------------------------------------------------------------------------- PyTorch
 
 
-def _torch_block(torch: Any, s: Sizes) -> Callable[[Any, Tree, Tree], Any]:
-    functional = torch.nn.functional
+def _torch_block(torch: Any, case: Case) -> Callable[[Any, Tree, Tree], Any]:
+    functional, s, dtype = torch.nn.functional, case.params, getattr(torch, case.dtype)
     n, d, head = s["tokens"], s["width"], s["width"] // s["heads"]
     cosines, sines = (torch.from_numpy(table)[None, None] for table in rotary_tables(s))
 
     def rotate(x: Any) -> Any:  # [1, heads, S, head]
-        low, high = x[..., : head // 2], x[..., head // 2 :]
-        return torch.cat([low * cosines - high * sines, high * cosines + low * sines], -1)
+        low, high = x.float()[..., : head // 2], x.float()[..., head // 2 :]
+        return torch.cat([low * cosines - high * sines, high * cosines + low * sines], -1).to(dtype)
 
     def block(x: Any, weights: Tree, adapters: Tree) -> Any:
         def linear(name: str, y: Any) -> Any:
-            low = functional.linear(functional.linear(y, adapters[name]["a"]), adapters[name]["b"])
+            a, b = (adapters[name][n].to(dtype) for n in ("a", "b"))
+            low = functional.linear(functional.linear(y, a), b)
             return functional.linear(y, weights[name]) + low * SCALE
 
         y = functional.rms_norm(x, (d,), weights["norm1"], EPSILON)
@@ -186,9 +217,13 @@ def _torch_loss(
     """The loss and its parameters, in the order of the flattened adapters."""
     adapters_given, weights_given, tokens_given, mask_given = given
     functional, s = torch.nn.functional, case.params
-    block = wrap(_torch_block(torch, s))
-    embedding, norm = (torch.from_numpy(weights_given[n]) for n in ("embedding", "norm"))
-    blocks = [{n: torch.from_numpy(x) for n, x in b.items()} for b in weights_given["blocks"]]
+    block = wrap(_torch_block(torch, case))
+
+    def frozen(x: np.ndarray) -> Any:
+        return torch.from_numpy(x).to(getattr(torch, case.dtype))
+
+    embedding, norm = (frozen(weights_given[n]) for n in ("embedding", "norm"))
+    blocks = [{n: frozen(x) for n, x in b.items()} for b in weights_given["blocks"]]
     adapters = [
         {
             n: {m: torch.nn.Parameter(torch.from_numpy(x.copy())) for m, x in pair.items()}
@@ -200,7 +235,7 @@ def _torch_loss(
 
     def head(x: Any, labels: Any) -> Any:
         logits = functional.linear(functional.rms_norm(x, (s["width"],), norm, EPSILON), embedding)
-        losses = functional.cross_entropy(logits[0], labels, reduction="none")
+        losses = functional.cross_entropy(logits[0].float(), labels, reduction="none")
         return (losses * mask).sum() / mask.sum()
 
     head = wrap(head)

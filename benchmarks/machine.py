@@ -2,7 +2,8 @@
 
 The two rates are measured in the run itself, with code made by LLVM for this host: fused
 multiply-adds on registers only, and a read of 256 MiB by every core. A floor is the larger of
-flop/rate and byte/bandwidth; no program can be faster, and few come near.
+flop/rate and byte/bandwidth; no program can be faster, and few come near. On a GPU the rates are
+those of a copy and of large products in one of the participants, PyTorch where it is there.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -32,14 +33,18 @@ READ_BYTES = 256 << 20
 @final
 @dataclass(frozen=True)
 class Rates:
-    """float32 operations a second and bytes read a second, all cores together."""
+    """float32 operations a second and bytes read a second, all cores together.
+
+    `products` are the operations a second of products in other types, where they are known.
+    """
 
     flops: float
     bandwidth: float
+    products: Mapping[str, float] = field(default_factory=dict[str, float])
 
-    def floor(self, flop: float, byte: float) -> float:
+    def floor(self, flop: float, byte: float, dtype: str = "float32") -> float:
         """Seconds below which no implementation can go."""
-        return max(flop / self.flops, byte / self.bandwidth)
+        return max(flop / self.products.get(dtype, self.flops), byte / self.bandwidth)
 
 
 def cpu_count() -> int:

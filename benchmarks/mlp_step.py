@@ -18,7 +18,7 @@ def _case(name: str, batch: int, widths: tuple[int, ...]) -> Case:
     weights = sum(a * b + b for a, b in itertools.pairwise(widths))
     byte = 4.0 * weights * 6  # parameters and two moments, read and written
     params = {"batch": batch, "widths": widths}
-    return Case(name, "step", params, tolerance=2e-5, flop=flop, byte=byte)
+    return Case(name, "step", params, tolerance=2e-5, flop=flop, byte=byte, memory=True, on="both")
 
 
 CASES = (

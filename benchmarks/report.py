@@ -87,7 +87,7 @@ def _record(row: Row, rates: Rates) -> dict[str, Any]:
         }
     return {
         "case": row.case.name,
-        "floor_s": rates.floor(row.case.flop, row.case.byte),
+        "floor_s": rates.floor(row.case.flop, row.case.byte, row.case.dtype),
         "foreign": round(max(row.foreign, default=0.0), 3),
         "results": results,
         "failures": row.failures,
@@ -108,7 +108,7 @@ def _floors(rows: Sequence[Row], rates: Rates) -> list[str]:
     lines = ["", "floor, and time over it", ""]
     lines += [_line("case", "floor", "vkjit", "best peer"), "|---" * 4 + "|"]
     for row in rows:
-        floor = rates.floor(row.case.flop, row.case.byte)
+        floor = rates.floor(row.case.flop, row.case.byte, row.case.dtype)
         best, ours = best_peer(row), median(row, "vkjit")
         if floor:
             gap = f"{ours / floor:.2f}" if ours else "-"

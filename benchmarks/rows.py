@@ -25,7 +25,12 @@ def _case(name: str, function: str, kind: Kind, shape: tuple[int, int], words: i
     argnums: int | tuple[int, ...] = tuple(range(weights)) if weights > 1 else 0
     params = {"function": function, "shape": shape}
     byte = 4.0 * shape[0] * shape[1] * words
-    return Case(name, kind, params, tolerance=2e-5, byte=byte, argnums=argnums)
+    on: Literal["cpu", "gpu", "both"] = "cpu"
+    if function == "cross_entropy":
+        on = "both"
+    elif shape[0] > ROWS:
+        on = "gpu"
+    return Case(name, kind, params, tolerance=2e-5, byte=byte, argnums=argnums, on=on)
 
 
 # Words per element: the forward reads x and writes y; the backward reads x and the cotangent and
@@ -38,6 +43,12 @@ CASES = (
     _case("RMS norm 4096x1024", "rms_norm", "forward", (ROWS, WIDTH), 2),
     _case("RMS norm 4096x1024 backward", "rms_norm", "gradient", (ROWS, WIDTH), 3),
     _case("cross-entropy 512x49152", "cross_entropy", "value_and_gradient", (512, VOCABULARY), 2),
+    _case("softmax 16384x2048", "softmax", "forward", (16384, 2048), 2),
+    _case("softmax 16384x2048 backward", "softmax", "gradient", (16384, 2048), 3),
+    _case("layer norm 16384x2048", "layer_norm", "forward", (16384, 2048), 2),
+    _case("layer norm 16384x2048 backward", "layer_norm", "gradient", (16384, 2048), 3),
+    _case("RMS norm 16384x2048", "rms_norm", "forward", (16384, 2048), 2),
+    _case("RMS norm 16384x2048 backward", "rms_norm", "gradient", (16384, 2048), 3),
 )
 
 

@@ -5,8 +5,9 @@
 | prepare | module, case | seconds to build and of the first call |
 | check | | largest relative error against float64, or null |
 | time | budget, most | seconds per call, a list of samples |
-| memory | | resident bytes before and at the peak of two calls |
+| memory | | bytes resident (on a GPU: allocated) before, and at the peak of two calls |
 | stages | | seconds of tracing and lowering |
+| rates | | on a GPU: bytes and operations a second, by dtype |
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Worker:
 
     def __init__(self, name: str, device: str) -> None:
         self._host = make_host(name, device)
+        self._is_gpu = device != "cpu"
         self._module: Any = None
         self._case: Case | None = None
         self._job: Job | None = None
@@ -69,26 +71,42 @@ class Worker:
             job.call()
             job.wait()
         program = self._module.program(numpy_namespace(), case)
-        judge = Check(case, program, self._module.inputs(case))
+        rows = getattr(self._module, "sampled_rows", _all_rows)(case)
+        judge = Check(case, program, self._module.inputs(case), rows)
         return {"error": judge.error(job.outputs()), "losses": losses}
 
     def time(self, budget: float, most: int) -> dict[str, Any]:
-        """Each call is waited for, so that no framework overlaps independent calls."""
+        """On the CPU each call is waited for, so that no framework overlaps independent calls.
+
+        A GPU runs calls one after the other anyway; there only the last one of a sample is.
+        """
         _, job = self._current()
 
         def once() -> None:
             job.call()
             job.wait()
 
-        inner = max(1, min(1000, int(SAMPLE_SECONDS / max(_seconds(once, 1), 1e-7))))
+        def sample(count: int) -> float:
+            if not self._is_gpu:
+                return _seconds(once, count)
+            start = time.perf_counter()
+            for _ in range(count):
+                job.call()
+            job.wait()
+            return (time.perf_counter() - start) / count
+
+        inner = max(1, min(1000, int(SAMPLE_SECONDS / max(sample(1), 1e-7))))
         samples: list[float] = []
         while len(samples) < most and (sum(samples) * inner < budget or len(samples) < 3):
-            samples.append(_seconds(once, inner))
+            samples.append(sample(inner))
         return {"samples": samples}
 
     def memory(self) -> dict[str, Any]:
         _, job = self._current()
         gc.collect()
+        if self._is_gpu:
+            before, peak = self._host.device_memory()
+            return {"before": before, "peak": peak}
         memory.trim()
         memory.reset_peak()
         before = memory.resident()
@@ -103,6 +121,9 @@ class Worker:
             return {}
         return dict(self._host.stages(self._module, case))
 
+    def rates(self) -> dict[str, Any]:
+        return {"rates": self._host.rates()}
+
     def drop(self) -> dict[str, Any]:
         self._job = None
         gc.collect()
@@ -112,6 +133,10 @@ class Worker:
         if self._case is None or self._job is None:
             raise RuntimeError("worker: no case is prepared")
         return self._case, self._job
+
+
+def _all_rows(_case: Case) -> None:
+    return None
 
 
 def _seconds(function: Callable[[], None], times: int) -> float:
