@@ -10,7 +10,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
-PAGES = ["docs/architecture.md", "docs/differences.md", "docs/environment.md"]
+PAGES = [
+    "docs/architecture.md",
+    "docs/differences.md",
+    "docs/doctor.md",
+    "docs/environment.md",
+]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, flags=re.MULTILINE))
 

@@ -37,7 +37,7 @@ def accumulation(session: Session) -> None:
     size = rows // parts
     program = Program(session.device, gradients, (w, bias, x[:size], y[:size]))
     total: Any = tree.map(np.zeros_like, whole)
-    for start in session.cases(range(0, rows, size)):
+    for start in range(0, rows, size):
         part = program(w, bias, x[start : start + size], y[start : start + size])
         total = tree.map(np.add, total, part)
     session.trees(f"{parts} microbatches against the batch", total, whole, judge)

@@ -34,7 +34,9 @@ def memory(session: Session) -> None:
         device.synchronize()
         left = np.int64(device.memory_stats().live_bytes - before)
         session.compare(f"bytes left by an allocation of {size}", left, np.int64(0))
-    for width in session.cases((512,) if session.quick else (512, 2048)):
+    # Where memory comes in pages, small arrays would take a larger share than is allowed.
+    small = 256 if device.name.startswith("vulkan") else 512
+    for width in session.cases((small,) if session.quick else (512, 2048)):
         _prediction(session, width)
     stats = device.memory_stats()
     session.figures["peak MiB"] = round(stats.peak_bytes / (1 << 20), 1)

