@@ -148,9 +148,12 @@ def _require(name: str) -> None:
             if info.refused is None:
                 return
             raise ArgumentError(f"device: {name!r} cannot be used: {info.refused}")
+    family = name.partition(":")[0]
+    reasons = [i.refused for i in discovered_devices() if i.name == family and i.refused]
     raise ArgumentError(
-        f"device: {name!r} does not exist, expected one of {', '.join(available_devices())}; "
-        "run `vkjit info` to see why a device is missing"
+        f"device: {name!r} does not exist, expected one of {', '.join(available_devices())}"
+        + "".join(f"; {reason}" for reason in reasons)
+        + "; `vkjit info` lists all devices"
     )
 
 
@@ -177,5 +180,4 @@ def _discover(prefix: str, module: str) -> list[DeviceInfo]:
     try:
         return _imported(module).discover()
     except (ImportError, OSError, DeviceError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        return [DeviceInfo(prefix, DeviceClass.SOFTWARE, module, refused=reason)]
+        return [DeviceInfo(prefix, DeviceClass.SOFTWARE, module, refused=str(error))]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import cast, final
+from typing import Any, cast, final
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -33,6 +34,9 @@ _SMALL = 64 << 10  # bytes that the host writes into device memory faster than i
 _SMALL_CEILING = 64 << 20  # mapped device memory can be as little as 256 MiB
 
 
+_opened: weakref.WeakSet[VulkanDevice] = weakref.WeakSet()
+
+
 @final
 class VulkanDevice(Device):
     """One physical device with one queue; calls return before the device is done.
@@ -44,6 +48,7 @@ class VulkanDevice(Device):
     def __init__(self, name: str, instance: Instance, physical: Handle) -> None:
         self.name = name
         self.closed = False
+        self._why_closed = "the device is closed"
         self.lock = threading.RLock()
         self.capabilities: Capabilities = query(instance, physical)
         self.target = self.capabilities.target
@@ -63,6 +68,7 @@ class VulkanDevice(Device):
         weakref.finalize(self, self.pipelines.save)
         self._loaded: weakref.WeakSet[VulkanLoaded] = weakref.WeakSet()
         self._retired: deque[Recording] = deque()
+        _opened.add(self)
 
     def _small_heap(self) -> Heap | None:
         """Memory for small arrays that the host writes without a submission, if there is any."""
@@ -244,7 +250,44 @@ class VulkanDevice(Device):
 
     def _require_open(self) -> None:
         if self.closed:
-            raise DeviceError(f"{self.name}: the device is closed")
+            raise DeviceError(f"{self.name}: {self._why_closed}")
+
+    def disown(self) -> None:
+        """In a forked process: no driver works there with what its parent opened."""
+        self.closed = True
+        self._why_closed = (
+            "the device was opened before this process was forked; start processes by the "
+            "'spawn' method, or open the device after the fork"
+        )
+        unusable: Any = _Unusable(f"{self.name}: {self._why_closed}")
+        self.lock = self.queue = unusable
+        self.pipelines.disown()
+
+
+@final
+class _Unusable:
+    """Stands for lock and queue in a forked process: whoever would wait for ever is told why."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> Any:
+        raise DeviceError(self._message)
+
+    def __enter__(self) -> None:
+        raise DeviceError(self._message)
+
+    def __exit__(self, *_: object) -> None:
+        """Never entered."""
+
+
+def _disown_all() -> None:
+    for device in list(_opened):
+        device.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)
 
 
 def _tensor_shapes(target: Target) -> str:

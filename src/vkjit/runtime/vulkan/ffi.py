@@ -12,11 +12,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any, final
 
-import vulkan as vk  # pyright: ignore[reportMissingTypeStubs]
-from vulkan._vulkan import ffi as _ffi  # pyright: ignore[reportMissingTypeStubs]
-from vulkan._vulkan import lib as _lib  # pyright: ignore[reportMissingTypeStubs]
-
 from vkjit.errors import DeviceError
+
+try:
+    import vulkan as vk  # pyright: ignore[reportMissingTypeStubs]
+    from vulkan._vulkan import ffi as _ffi  # pyright: ignore[reportMissingTypeStubs]
+    from vulkan._vulkan import lib as _lib  # pyright: ignore[reportMissingTypeStubs]
+except OSError as error:
+    raise OSError(
+        f"no Vulkan loader ({error}); install it (Debian: libvulkan1) or use the cpu"
+    ) from error
 
 # cffi objects have no static types.
 constants: Any = vk

@@ -25,6 +25,7 @@ from vkjit.runtime.vulkan.ffi import (
     struct,
     text,
 )
+from vkjit.runtime.vulkan.manifests import where_drivers_come_from
 
 _LAYER = "VK_LAYER_KHRONOS_validation"
 _ANY_VERSION = 0xFFFFFFFF
@@ -92,7 +93,13 @@ class Instance:
             ppEnabledExtensionNames=strings(extensions),
         )
         handle = ffi.new("VkInstance *")
-        check(loader.vkCreateInstance(info, NULL, handle), "vkCreateInstance")
+        result = loader.vkCreateInstance(info, NULL, handle)
+        if result == constants.VK_ERROR_INCOMPATIBLE_DRIVER:
+            raise DeviceError(
+                "vulkan: the loader found no driver that works; drivers come from "
+                f"{where_drivers_come_from()}; install one (Debian: mesa-vulkan-drivers)"
+            )
+        check(result, "vkCreateInstance")
         return handle[0]
 
     def _listen(self) -> None:

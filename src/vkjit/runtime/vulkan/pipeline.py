@@ -207,6 +207,10 @@ class Pipelines:
             self._worth_saving = False
             self._cache.save()
 
+    def disown(self) -> None:
+        """In a forked process: nothing is left to save."""
+        self._worth_saving = False
+
     def close(self) -> None:
         """Saves the cache and destroys everything; nothing may be running."""
         self.save()
