@@ -3,6 +3,7 @@
 #   make finetune  fine-tune SmolLM2-135M on questions about the Python standard library; goes on
 #                  from the newest checkpoint of an interrupted run
 #   make lint      everything of `make test` but the tests
+#   make test-matrix  the part of `make test` that needs matrix units, on a recent lavapipe
 #   make bench     the quick benchmarks, appended to benchmarks/results/
 #   make clean     remove what the targets made, except runs/
 
@@ -12,10 +13,10 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 CONFIG ?= configs/smollm2_stdlib.toml
 
-.PHONY: test lint types contracts unit finetune bench clean setup
+.PHONY: test lint types contracts unit test-matrix finetune bench clean setup
 .NOTPARALLEL:
 
-test: lint unit
+test: lint unit test-matrix
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -25,6 +26,15 @@ lint: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Matrix units in software, from a Mesa of its own; where that cannot be had, this says so.
+test-matrix: $(STAMP)
+	@status=0; sh scripts/mesa26.sh || status=$$?; case $$status in \
+	0) VKJIT_TEST_MATRIX=1 sh scripts/mesa26.sh $(BIN)/python -m pytest -m matrix \
+		tests/runtime/matrix $(PYTEST_ARGS);; \
+	3) echo '!!! NOT TESTED: kernels for matrix units, for want of Mesa 26.1: see above !!!';; \
+	*) exit $$status;; \
+	esac
 
 finetune: $(STAMP)
 	$(BIN)/vkjit train $(CONFIG) --resume
