@@ -24,6 +24,8 @@ _MOST_WORDS = 128
 _FEWEST_INVOCATIONS = 128
 _CORES = 132
 """Where the device does not tell how many it has."""
+_EDGE = 0.8
+"""What clamped tiles take longer than others, relative to those."""
 _LEAST = 16
 """Rows, columns and steps of a product below which matrices are mostly padding."""
 _SPLIT_FROM = 2048
@@ -116,9 +118,12 @@ def _time(group: ContractGroup, s: TensorSchedule, speed: float, target: Target)
     tiles = -(-group.m // s.block_m) * -(-group.n // s.block_n) * math.prod(group.batch)
     steps = -(-group.k // s.split_k) + 4 * s.block_k  # the start and the end of a tile count too
     rounds = -(-tiles * s.split_k // cores)
+    inner = (group.m // s.block_m) * (group.n // s.block_n) * math.prod(group.batch)
+    # The last round waits for the clamped tiles that it has.
+    edges = 1.0 if inner < tiles and rounds == 1 else 1 - inner / tiles
     outputs = math.prod(group.batch) * group.m * group.n
     join = (s.split_k - 1) * (2048 * 256 + 32 * outputs / cores) if s.split_k > 1 else 0
-    return rounds * s.block_m * s.block_n * steps / speed + join
+    return rounds * (1 + _EDGE * edges) * s.block_m * s.block_n * steps / speed + join
 
 
 def _subgroups(group: ContractGroup, target: Target) -> Iterator[TensorSchedule]:
