@@ -149,6 +149,23 @@ def test_candidates_fit_the_device() -> None:
     assert candidates(tiny, TARGET) == []
 
 
+@pytest.mark.parametrize("types", _TYPES, ids=str)
+def test_every_candidate_is_a_valid_module(types: tuple[ScalarType, ScalarType]) -> None:
+    elem, accumulate = types
+    for sizes in ((4096, 4096, 4096), (1000, 1032, 4104)):
+        case = Case(*sizes, layout="TN", elem=elem, accumulate=accumulate, epilogue="all")
+        for schedule in candidates(group_of(case)[0], TARGET):
+            for item in lowered(case, schedule)[0]:
+                legal = legalize(item.kernel, TARGET)
+                verify(legal, 4)
+                validate(emit(legal, TARGET))
+
+
+def test_the_first_candidate_multiplies() -> None:
+    case = Case(264, 512, 520, layout="NT", epilogue="all")
+    check(case, candidates(group_of(case)[0], TARGET)[0])
+
+
 def test_unaligned_planes_are_left_to_others() -> None:
     group, _ = group_of(Case(63, 65, 31, (2,)))
     assert candidates(group, TARGET) == []
