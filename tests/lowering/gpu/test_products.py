@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from vkjit.lowering.gpu import choose, gemm_schedule
 from vkjit.lowering.kernel.interpret import run
 from vkjit.lowering.kernel.interpret_ops import DTYPES
 from vkjit.lowering.kernel.nodes import Kernel
+from vkjit.lowering.kernel.text import text
 from vkjit.lowering.kernel.types import BF16, F16, F32, F64, I32, BinOp, ScalarType, UnOp
 from vkjit.lowering.kernel.views import View, dense
+from vkjit.lowering.legalize import legalize
 from vkjit.lowering.plan.groups import (
     ArrayInfo,
     ContractGroup,
@@ -30,10 +33,13 @@ from vkjit.lowering.plan.schedule import (
     SkinnySchedule,
     TiledSchedule,
 )
-from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Target, TargetKind
+from vkjit.lowering.spirv.emit import emit
+from vkjit.lowering.spirv.validate import validate
+from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Addressing, Target, TargetKind
 from vkjit.lowering.templates.context import Lowered, TemplateContext
 
 Array = np.ndarray[Any, Any]
+GOLDEN = Path(__file__).parents[2] / "data/kernels/gemm_tiled.txt"
 
 LARGE = Target(
     name="large-gpu",
@@ -310,6 +316,30 @@ def test_few_rows_are_chosen_for_vectors() -> None:
         group = matrices(sizes, layout)
         context = TemplateContext(LARGE, [ArrayInfo(F32, 1 << 24)] * 3)
         assert isinstance(choose.candidates(group, context)[0], SkinnySchedule)
+
+
+# -- texts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("addressing", list(Addressing), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("schedule", [*SCHEDULES, *SKINNY], ids=lambda s: s.text())
+def test_spirv_is_valid(schedule: GpuContract, addressing: Addressing) -> None:
+    arithmetic = frozenset({F32, I32})
+    target = replace(LARGE, addressing=addressing, arithmetic=arithmetic)
+    few = isinstance(schedule, SkinnySchedule)
+    for elem in (F32, BF16):
+        group = matrices((3 if few else 40, 36, 52), "nt", (2,), elem)
+        infos = [ArrayInfo(elem, 1 << 14), ArrayInfo(elem, 1 << 14), ArrayInfo(F32, 1 << 14)]
+        for item in lowered(group, schedule, infos, target)[0]:
+            validate(emit(legalize(item.kernel, target), target))
+
+
+def test_the_text_of_a_kernel() -> None:
+    """Two stages, a partial step first, no test of edges; lhs contiguous along k."""
+    schedule = TiledSchedule(8, 8, 8, 4, 4, 2, unroll=1)
+    infos = [ArrayInfo(F32, size) for size in (16 * 20, 20 * 8, 16 * 8)]
+    ((item,), _) = lowered(matrices((16, 8, 20)), schedule, infos)
+    assert text(item.kernel) == GOLDEN.read_text()
 
 
 # -- structure ------------------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 A template of products is a module with ``candidates``, which lists the schedules that the device
 can run for a group, and ``contract``, which makes the kernels of one. To add one: its record in
-``lowering.plan.schedule``, its module, and its two lines here.
+``lowering.plan.schedule``, its module, and its lines here.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from vkjit.lowering.gpu import (
@@ -56,6 +57,25 @@ def candidates(group: ContractGroup, context: TemplateContext) -> list[GpuContra
         *(matrix if few else plain),
         *gemm_naive.candidates(target),
     ]
+
+
+def serves(group: ContractGroup, schedule: GpuContract, context: TemplateContext) -> bool:
+    """Whether ``lower_contract`` can make kernels of ``schedule`` for ``group``, fast or slow."""
+    group, target = normalised(group), context.target
+    match schedule:
+        case CoopSchedule():
+            whole = replace(schedule, split_k=1)
+            return whole in gemm_coop_schedule.candidates(group, target)
+        case TensorSchedule():
+            return gemm_tensor_schedule.serves(group, schedule, target)
+        case TiledSchedule():
+            return gemm_schedule.fits(group, schedule, target)
+        case SkinnySchedule():
+            return replace(schedule, split_k=1) in gemm_skinny.costs(group, target)
+        case NaiveSchedule():
+            return gemm_naive.fits(schedule, target)
+        case _:
+            assert_never(schedule)
 
 
 def lower_contract(
