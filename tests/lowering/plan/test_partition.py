@@ -235,3 +235,10 @@ def test_groups_name_the_operations_that_they_compute_on_the_way() -> None:
         names = [origin.partition(" at ")[0] for origin in group.origin]
         assert set(names) - {"result"} in ({"exp", "mul", "add", "reduce_sum"}, {"tanh"})
         assert all("test_partition.py:" in o for o in group.origin if o != "result")
+
+
+def test_a_transposed_result_is_written_as_it_is_seen() -> None:
+    """No copy follows the product, nor a chain of pointwise work."""
+    x, y = np.zeros((8, 4), np.float32), np.zeros((4, 6), np.float32)
+    parts = partition(make_ir(lambda x, y: ((x @ y).T, (x * 2).T))(x, y))
+    assert len(parts.groups) == 2

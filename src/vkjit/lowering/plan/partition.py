@@ -449,8 +449,6 @@ class _Partitioner:
     def result_array(self, bound: Bound, inputs: int, taken: Sequence[int]) -> int:
         """A dense array of its own for one result."""
         place = bound.placed if bound.const is None else None
-        if place is None and (bound.lazy is not None or bound.deferred is not None):
-            place = self.space.placed(bound)
         if (
             place is not None
             and place.array >= inputs
@@ -460,9 +458,10 @@ class _Partitioner:
         ):
             return place.array
         array = self.space.new_array(bound.type, math.prod(bound.shape))
-        self.space.store(
-            Bound(bound.type, bound.shape, bound.const, place), array, dense(bound.shape)
-        )
+        # What is nowhere in memory is written as it is seen: no copy follows a transposed product.
+        nowhere = place is None and bound.const is None
+        source = bound if nowhere else Bound(bound.type, bound.shape, bound.const, place)
+        self.space.store(source, array, dense(bound.shape))
         return array
 
 
