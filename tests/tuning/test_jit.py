@@ -131,7 +131,7 @@ def test_the_environment_asks_for_it(gpu: FakeGpu, monkeypatch: pytest.MonkeyPat
 
 def test_a_schedule_that_no_longer_serves_is_not_used(gpu: FakeGpu) -> None:
     (result,) = tune(gpu)
-    for text in ("naive(rows=16, columns=16)", "unknown(rows=1)"):
+    for text in ("naive(rows=64, columns=64)", "unknown(rows=1)"):
         choosing.store().put([replace(result, schedule=text)])
         with vj.default_device("fake:0"):
             assert shown(vj.jit(layer).lower(*arguments()), DEFAULT)

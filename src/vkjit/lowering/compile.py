@@ -21,6 +21,7 @@ from vkjit.lowering.assemble import (
 from vkjit.lowering.cpu import lower as cpu
 from vkjit.lowering.gpu import lower as gpu
 from vkjit.lowering.gpu.choose import candidates
+from vkjit.lowering.gpu.choose import serves as template_serves
 from vkjit.lowering.kernel.check import verify
 from vkjit.lowering.legalize import legalize
 from vkjit.lowering.plan.canonical import canonical
@@ -213,6 +214,13 @@ def schedules(group: Group, infos: Sequence[ArrayInfo], target: Target) -> list[
     if target.kind is TargetKind.GPU and isinstance(group, ContractGroup):
         return candidates(group, TemplateContext(target, list(infos)))
     return []
+
+
+def serves(group: Group, infos: Sequence[ArrayInfo], schedule: GpuContract, target: Target) -> bool:
+    """Whether a canonical group can be lowered under ``schedule``, listed above or not."""
+    if target.kind is TargetKind.GPU and isinstance(group, ContractGroup):
+        return template_serves(group, schedule, TemplateContext(target, list(infos)))
+    return False
 
 
 def lower_group(

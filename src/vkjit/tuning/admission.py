@@ -11,14 +11,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import assert_never, final
 
 import numpy as np
 
 from vkjit.errors import MissingRuleError, VkjitError
-from vkjit.lowering.compile import schedules
+from vkjit.lowering.compile import serves
 from vkjit.lowering.kernel.interpret_ops import DTYPES
-from vkjit.lowering.plan.schedule import GpuContract
+from vkjit.lowering.plan.schedule import (
+    CoopSchedule,
+    GpuContract,
+    NaiveSchedule,
+    SkinnySchedule,
+    TensorSchedule,
+    TiledSchedule,
+)
 from vkjit.runtime.device import DeviceBuffer
 from vkjit.tuning.case import Case, block, twin
 from vkjit.tuning.reference import Array, Arrays, Values, Wanted, excess, inputs, strided, wanted
@@ -28,6 +35,7 @@ _MANY = 8.0
 """All elements of the real size may differ by so many times what the sampled ones may."""
 _ROWS, _COLUMNS = 4, 256  # of a block that is compared with float64
 _FEW_STEPS = (0, 1)
+_GRAIN = 8  # multiples of it are aligned for vectors of every type
 _CHUNK = 1 << 22  # elements compared at once
 
 
@@ -81,7 +89,7 @@ class Admission:
 
     def _compared(self, name: str, small: Case, schedule: GpuContract, kind: Values) -> Check:
         seed = _seed(name, schedule)
-        if schedule not in schedules(small.group, small.infos, self._rig.target):
+        if not serves(small.group, small.infos, schedule, self._rig.target):
             return Check(name, seed, skipped="the schedule does not serve this size")
         arrays = inputs(small, kind, seed)
         try:
@@ -151,23 +159,34 @@ def _share(case: Case, want: Sequence[Wanted], got: Arrays) -> float:
 
 def _twins(case: Case, schedule: GpuContract) -> list[tuple[str, Case, tuple[Values, ...]]]:
     """Small variants, and the kinds of inputs for each."""
-    m, n, k = _blocks_of(schedule)
-    every = tuple(Values)
+    m, n, k = _whole(case, schedule)
+    every, most = tuple(Values), (Values.RANDOM, Values.SPECIAL)
+    up = _GRAIN if not isinstance(schedule, SkinnySchedule) else 0  # it takes few rows only
     found = [
-        ("whole blocks", twin(case, (m, n, 2 * k)), every),
-        ("ragged", twin(case, (m + 1, n + 3, 2 * k + 1)), every),
-        ("smaller than a block", twin(case, (3, 5, 7)), (Values.RANDOM, Values.SPECIAL)),
+        ("whole blocks", twin(case, (m, n, k)), every),
+        ("ragged, aligned", twin(case, (m + up, n + up, k + _GRAIN)), every),
+        ("ragged", twin(case, (max(m - 1, 1), max(n - 3, 1), k + 1)), every),
+        ("smaller than a block", twin(case, (3, 5, 7)), most),
     ]
     for steps in _FEW_STEPS:
         found.append((f"K = {steps}", twin(case, (m // 2 + 1, 9, steps)), (Values.RANDOM,)))
     return found
 
 
-def _blocks_of(schedule: GpuContract) -> tuple[int, int, int]:
-    """The sizes at whose multiples a schedule has no edges."""
-    rows = getattr(schedule, "block_m", None) or getattr(schedule, "rows", 16)
-    columns = getattr(schedule, "block_n", None) or getattr(schedule, "columns", 16)
-    return int(rows), int(columns), int(getattr(schedule, "block_k", 16))
+def _whole(case: Case, schedule: GpuContract) -> tuple[int, int, int]:
+    """A few blocks of a schedule without edges; for each part of the sum two steps."""
+    match schedule:
+        case NaiveSchedule():
+            return 2 * schedule.rows, 2 * schedule.columns, 32
+        case SkinnySchedule():
+            g, wide = case.group, 2 * schedule.columns * schedule.beside * _GRAIN
+            k = 8 * schedule.team * schedule.split_k
+            return (g.m, wide, k) if g.m <= g.n else (wide, g.n, k)
+        case TiledSchedule() | CoopSchedule() | TensorSchedule():
+            k = 2 * schedule.block_k * schedule.split_k
+            return schedule.block_m, schedule.block_n, k
+        case _:
+            assert_never(schedule)
 
 
 def _blocks(case: Case, seed: int) -> list[Case]:

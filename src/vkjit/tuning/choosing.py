@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 
 from vkjit.errors import ArgumentError, ConfigError
-from vkjit.lowering.compile import Choice, Choose, schedules
+from vkjit.lowering.compile import Choice, Choose, serves
 from vkjit.lowering.plan.groups import ArrayInfo, Group
 from vkjit.lowering.plan.schedule import GpuContract
 from vkjit.lowering.target import Target, TargetKind
@@ -116,7 +116,7 @@ def usable(result: Result | None, case: Case, target: Target) -> GpuContract | N
         schedule = result.parsed()
     except ConfigError:  # of another version of vkjit
         return None
-    return schedule if schedule in schedules(case.group, case.infos, target) else None
+    return schedule if serves(case.group, case.infos, schedule, target) else None
 
 
 def is_current(device: Device, choices: Iterable[Choice]) -> bool:

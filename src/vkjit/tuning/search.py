@@ -24,8 +24,8 @@ LEAST_GAIN = 1.02
 _TIMING_SHARE = 0.7
 """Part of a group's time for timing; the rest is for checks."""
 _OUT_OF_REACH = 10.0
-"""Where one schedule is slower than the best by this factor, later ones of its kind are not tried:
-they are expected to be slower still."""
+"""Where a kind of schedules is behind the best by this factor, later ones of it are not tried: they
+are expected to be slower still."""
 _CHECKS_AT_MOST = 4  # schedules that may fail their checks before the default is kept
 
 
@@ -115,7 +115,8 @@ class Search:
             timings.refused[one.schedule] = _reason(error)
             return
         timings.seconds[one.schedule] = seconds
-        if best is not None and seconds > _OUT_OF_REACH * best:
+        own = min(t for s, t in timings.seconds.items() if type(s) is kind)
+        if best is not None and own > _OUT_OF_REACH * best:
             timings.out_of_reach.add(kind)
 
     def _admit(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from vkjit.lowering.gpu.gemm_join import MOST_PARTS
 from vkjit.lowering.gpu.gemm_tensor_epilogue import supports
@@ -63,6 +64,17 @@ def candidates(group: ContractGroup, target: Target) -> list[TensorSchedule]:
 def of_subgroups(group: ContractGroup, target: Target) -> list[TensorSchedule]:
     """Schedules of subgroup scope, which read operands without staging: others mostly win."""
     return list(_subgroups(group, target)) if _fits(group, target) else []
+
+
+def serves(group: ContractGroup, schedule: TensorSchedule, target: Target) -> bool:
+    """Whether the device can run ``schedule`` for ``group``, in any number of parts."""
+    if not _fits(group, target):
+        return False
+    whole = replace(schedule, split_k=1)
+    if not schedule.whole_workgroup:
+        return whole in _subgroups(group, target)
+    able = [one for _, one in _whole_workgroups(group, target)]
+    return "tensor_addressing" in target.features and whole in able
 
 
 def _fits(group: ContractGroup, target: Target) -> bool:
