@@ -64,7 +64,7 @@ def _run_a_step(session: Session, fresh: Device, width: int) -> None:
 
     def step(w: Any, x: Any, y: Any) -> Any:
         def loss(w: Any) -> Any:
-            return jnp.mean((jnp.tanh(x @ w) @ w - y) ** 2)
+            return jnp.mean((jnp.tanh(x @ w) - y) ** 2)
 
         return value_and_grad(loss)(w)
 
