@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
+
+import numpy as np
 
 from vkjit.errors import InternalError, MissingRuleError
 from vkjit.lowering.artifact import Copy, Launch, Plan, Range, Role
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 _ROLES = (Role.INPUT, Role.OUTPUT, Role.ARENA, Role.CONSTANT)
 _VECTOR_BYTES = 16  # the alignment that emitted accesses count on
+_FEW = 64  # arguments up to which NumPy's calls cost more than they save
 
 
 @final
@@ -23,8 +26,7 @@ class Layout:
     """The order of a call's spans, and the table of all arguments of all launches.
 
     ``order`` maps the plan's buffers to places in the list of spans: inputs, outputs, arena,
-    constants. ``arguments`` picks the span of every argument out of such a list, ``offsets`` are
-    the bytes to add, ``starts`` the first argument of each launch, ``launch_at`` the number of the
+    constants. ``starts`` are the first arguments of the launches, ``launch_at`` the number of the
     launch at a step. ``copies_outside`` tells whether a copy touches an array that changes between
     calls.
     """
@@ -42,8 +44,10 @@ class Layout:
                 self.launches.append(step)
                 self.starts.append(len(self.places))
                 self.places.extend(step.arguments)
-        self.arguments = _picker([self.order[p.buffer] for p in self.places])
-        self.offsets = [p.offset for p in self.places]
+        self._spans = [self.order[p.buffer] for p in self.places]
+        self._offsets = [p.offset for p in self.places]
+        self._picked = np.array(self._spans, np.intp)
+        self._added = np.array(self._offsets, np.uint64)
         copies = [step for step in plan.steps if isinstance(step, Copy)]
         self.copies_outside = any(
             plan.buffers[place.buffer].role is not Role.CONSTANT
@@ -51,16 +55,13 @@ class Layout:
             for place in (step.source, step.target)
         )
 
-
-def _picker(places: list[int]) -> Callable[[Sequence[int]], Sequence[int]]:
-    """Picks ``places`` of a list, in one call of C code where there are several."""
-    if len(places) > 1:
-        return itemgetter(*places)
-
-    def pick(values: Sequence[int]) -> Sequence[int]:
-        return [values[place] for place in places]
-
-    return pick
+    def table(self, addresses: Sequence[int]) -> bytes:
+        """The address of every argument of every launch, from those of a call's spans."""
+        if len(self._spans) > _FEW:
+            return (np.array(addresses, np.uint64)[self._picked] + self._added).tobytes()
+        pairs = zip(self._spans, self._offsets, strict=True)
+        found = [addresses[span] + offset for span, offset in pairs]
+        return struct.pack(f"{len(found)}Q", *found)
 
 
 def check_ranges(device: VulkanDevice, plan: Plan, layout: Layout) -> None:

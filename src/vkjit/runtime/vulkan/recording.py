@@ -7,10 +7,9 @@ caller, are made again when the arrays are others than last time.
 
 from __future__ import annotations
 
-import struct as packing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from operator import add, attrgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, assert_never, final
 
 from vkjit.lowering.artifact import Copy, Launch
@@ -159,7 +158,6 @@ class AddressedRecording(Recording):
         self._span = device.tables.take(8 * max(count, 1))
         device.queue.wait(self._span.busy)
         self._memory = ffi.buffer(ffi.cast("char *", self._span.mapped), 8 * count)
-        self._pack = packing.Struct(f"{count}Q").pack_into
 
     @property
     def reusable(self) -> bool:
@@ -168,9 +166,7 @@ class AddressedRecording(Recording):
 
     def point_at(self, spans: Sequence[Span]) -> None:
         """Writes the addresses of all arguments of all launches."""
-        layout = self.loaded.layout
-        addresses = layout.arguments(list(map(_ADDRESS, spans)))
-        self._pack(self._memory, 0, *map(add, addresses, layout.offsets))
+        self._memory[:] = self.loaded.layout.table(list(map(_ADDRESS, spans)))
 
     def bind_arguments(self, commands: Commands, launch: int, pipeline: Pipeline) -> None:
         """Pushes the address of the launch's part of the table."""

@@ -26,7 +26,7 @@ DEFAULT_SECONDS = 1.0
 _FLOPS = 5e11  # per second, of a small integrated GPU
 _BYTES = 2e10  # per second, likewise
 ORIGIN: Grid = (0, 0, 0)
-_MARK_EVERY = 8  # barriers between marks of progress; a mark costs about as much as a small copy
+_MARK_EVERY = 16  # barriers between marks of progress; a mark costs 1.6 us on an H200
 
 
 @final
