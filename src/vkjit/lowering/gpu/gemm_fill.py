@@ -18,18 +18,9 @@ from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.types import BinOp, CmpOp, Scratch, VecType
 from vkjit.lowering.plan.groups import ContractGroup, LoadStep
 from vkjit.lowering.plan.schedule import TiledSchedule
-from vkjit.lowering.templates.body import Point, load
+from vkjit.lowering.templates.body import Point
 from vkjit.lowering.templates.context import Buffers
 from vkjit.lowering.templates.space import coordinates
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Guards:
-    """What a tile may reach over: the edges of m and n, and the end of the sum."""
-
-    edges: bool
-    end: bool = False
 
 
 @final
@@ -53,6 +44,17 @@ class _Unit:
     free: Value
     step: Value
     has: Value | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one unit is read: at ``address`` plus k times the stride, only where ``inside``."""
+
+    side: _Side
+    unit: _Unit
+    address: Value
+    inside: Value | None
 
 
 @final
@@ -93,15 +95,22 @@ class Staging:
         """Where stage ``number`` of the left or right operand begins in its shared memory."""
         return self.b.scaled(number, self.s.block_k * pitch(self.sides[side].block))
 
-    def fetch(
-        self, batch: Sequence[Value], first: tuple[Value, Value], k: Value, guards: Guards
-    ) -> list[Value]:
-        """This invocation's units of both tiles from step ``k`` on; zeros beyond the guards."""
+    def aim(
+        self, batch: Sequence[Value], first: tuple[Value, Value], *, edges: bool
+    ) -> list[Source]:
+        """This invocation's units of the tiles at ``first``, whose ``edges`` may stick out.
+
+        Stands before the loop over k, which then adds one number to each address.
+        """
         return [
-            self._fetched(side, batch, (start, k), unit, guards)
+            self._source(side, batch, start, unit, edges=edges)
             for side, start in zip(self.sides, first, strict=True)
             for unit in self._places[side.memory]
         ]
+
+    def fetch(self, sources: Sequence[Source], k: Value, *, end: bool) -> list[Value]:
+        """The units from step ``k`` on; zeros beyond the edges, and the ``end`` of the sum."""
+        return [self._fetched(source, k, end=end) for source in sources]
 
     def put(self, units: Sequence[Value], number: Value) -> None:
         """Writes fetched units to stage ``number`` of shared memory."""
@@ -160,32 +169,34 @@ class Staging:
         aligned = all(number % LANES == 0 for number in (size, block, view.offset, *others))
         return LANES if view.strides[axis] == 1 and aligned else 1
 
-    def _fetched(
-        self,
-        side: _Side,
-        batch: Sequence[Value],
-        at: tuple[Value, Value],
-        unit: _Unit,
-        guards: Guards,
-    ) -> Value:
-        """The unit of a tile that begins at an index along m (or n) and one along k."""
-        b, width = self.b, self._width(side)
+    def _source(
+        self, side: _Side, batch: Sequence[Value], start: Value, unit: _Unit, *, edges: bool
+    ) -> Source:
+        b, view = self.b, side.operand.view
+        free, inside = b.add(start, unit.free), unit.has
+        if edges and side.size % side.block:
+            inside = both(b, inside, b.compare(CmpOp.LT_U, free, b.index(side.size)))
         index = [*batch, b.index(0), b.index(0)]
-        index[side.free], index[side.sum] = b.add(at[0], unit.free), b.add(at[1], unit.step)
-        inside = unit.has
-        for axis, size, guarded in (
-            (side.free, side.size, guards.edges and side.size % side.block),
-            (side.sum, self.group.k, guards.end),
-        ):
-            if guarded:
-                below = b.compare(CmpOp.LT_U, index[axis], b.index(size))
-                inside = below if inside is None else b.binary(BinOp.AND, inside, below)
+        index[side.free], index[side.sum] = free, unit.step
+        return Source(side, unit, Point(b, index).base(view), inside)
+
+    def _fetched(self, source: Source, k: Value, *, end: bool) -> Value:
+        b, side, inside = self.b, source.side, source.inside
+        view, width = side.operand.view, self._width(side)
+        address = b.add(source.address, b.scaled(k, view.strides[side.sum]))
+        if end:
+            step = b.add(k, source.unit.step)
+            inside = both(b, inside, b.compare(CmpOp.LT_U, step, b.index(self.group.k)))
         if inside is not None:
-            # Somewhere inside: what is read there is not used.
-            for axis in (side.free, side.sum):
-                index[axis] = b.select(inside, index[axis], b.index(0))
-        point = Point(b, index, axis=self._axis(side), lanes=width)
-        value = widened(b, load(point, self.buffers, side.operand), self.group.accumulate)
+            # The first element instead: it is there, and it is not used.
+            address = b.select(inside, address, b.index(view.offset))
+        memory = self.buffers.of(side.operand.array)
+        value = widened(b, b.load(memory, address, width), self.group.accumulate)
         if inside is None:
             return value
         return b.select(inside, value, b.splat(number(b, self.group.accumulate, 0), width))
+
+
+def both(b: Builder, test: Value | None, other: Value) -> Value:
+    """Whether both hold; None always does."""
+    return other if test is None else b.binary(BinOp.AND, test, other)

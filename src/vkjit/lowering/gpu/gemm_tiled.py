@@ -28,7 +28,7 @@ from vkjit.lowering.gpu.gemm_epilogue import (
     number,
     stores_vectors,
 )
-from vkjit.lowering.gpu.gemm_fill import Guards, Staging
+from vkjit.lowering.gpu.gemm_fill import Source, Staging
 from vkjit.lowering.gpu.gemm_join import split_sum
 from vkjit.lowering.gpu.gemm_schedule import lanes_of, pitch
 from vkjit.lowering.gpu.grid import Grid, within
@@ -69,13 +69,13 @@ def _kernel(
         tile = _Tile(b, group, schedule, buffers)
         whole = _is_whole(b, group, schedule, (tile_m, tile_n))
         if isinstance(whole, bool):
-            tile.emit(batch, first, Guards(edges=not whole))
+            tile.emit(batch, first, edges=not whole)
         else:
             branch = b.branch(whole)
             with branch.then():
-                tile.emit(batch, first, Guards(edges=False))
+                tile.emit(batch, first, edges=False)
             with branch.otherwise():
-                tile.emit(batch, first, Guards(edges=True))
+                tile.emit(batch, first, edges=True)
     kernel = b.finish(grid.shape, schedule.workgroup, group.origin)
     return [Lowered(kernel, buffers.arrays)]
 
@@ -121,18 +121,18 @@ class _Tile:
         local = b.scaled(b.local_id(axis), self.lanes)
         return [b.offset(local, number * block // blocks) for number in range(blocks)]
 
-    def emit(self, batch: Sequence[Value], first: tuple[Value, Value], guards: Guards) -> None:
+    def emit(self, batch: Sequence[Value], first: tuple[Value, Value], *, edges: bool) -> None:
         """Sums over the steps of k, then the epilogue of every output."""
         b, s = self.b, self.s
         zero = b.splat(number(b, self.group.accumulate, 0), self.lanes)
         sums = [zero] * (s.tile_m * len(self.columns))
         if self.group.k:
-            sums = self.summed(batch, first, guards, sums)
+            sums = self.summed(self.staging.aim(batch, first, edges=edges), sums)
         if s.slices == 1:
-            self.epilogue(batch, first, guards, sums)
+            self.epilogue(batch, first, sums, edges=edges)
             return
         with self.first_slice(sums) as met:
-            self.epilogue(batch, first, guards, met)
+            self.epilogue(batch, first, met, edges=edges)
 
     @contextmanager
     def first_slice(self, sums: Sequence[Value]) -> Generator[list[Value]]:
@@ -161,25 +161,18 @@ class _Tile:
                 met.append(total)
             yield met
 
-    def summed(
-        self,
-        batch: Sequence[Value],
-        first: tuple[Value, Value],
-        guards: Guards,
-        sums: Sequence[Value],
-    ) -> Sequence[Value]:
+    def summed(self, sources: Sequence[Source], sums: Sequence[Value]) -> Sequence[Value]:
         """The product's elements of this invocation."""
         b, s, k, staging = self.b, self.s, self.group.k, self.staging
         rest = k % s.block_k
         low, high = (0, k - rest) if rest else (s.block_k, k)
-        ahead = Guards(guards.edges, end=bool(rest))
-        units = staging.fetch(batch, first, b.index(k - rest if rest else 0), ahead)
+        units = staging.fetch(sources, b.index(k - rest if rest else 0), end=bool(rest))
         staging.put(units, self.stage(b.index(low), 1))
         b.barrier()
         if low < high:
             step = b.index(s.block_k)
             with b.loop(b.index(low), b.index(high), step, sums, hint="k") as loop:
-                units = staging.fetch(batch, first, loop.index, guards)
+                units = staging.fetch(sources, loop.index, end=False)
                 after = self.block(loop.carried, self.stage(loop.index, 1))
                 if s.stages == 1:
                     b.barrier()
@@ -249,13 +242,14 @@ class _Tile:
         self,
         batch: Sequence[Value],
         first: tuple[Value, Value],
-        guards: Guards,
         sums: Sequence[Value],
+        *,
+        edges: bool,
     ) -> None:
         """Body and stores for every output of this invocation that lies inside the product."""
         b, s, group, lanes = self.b, self.s, self.group, self.lanes
-        reach_m = -(-group.m // s.block_m) * s.block_m if guards.edges else group.m
-        reach_n = -(-group.n // s.block_n) * s.block_n if guards.edges else group.n
+        reach_m = -(-group.m // s.block_m) * s.block_m if edges else group.m
+        reach_n = -(-group.n // s.block_n) * s.block_n if edges else group.n
         vectors = stores_vectors(group, lanes)
         axis = len(batch) + 1
         for i in range(s.tile_m):
