@@ -19,6 +19,8 @@ from vkjit.lowering.templates.space import lane_axis, views_of
 
 _VECTORS_FROM = 1 << 16
 """Elements from which on memory, not the launch, is what a pointwise kernel waits for."""
+_SMALL = 64
+"""Invocations of a workgroup where there is little work: it is spread over more cores."""
 
 
 @final
@@ -40,7 +42,7 @@ def default_elements(group: LoopGroup, context: TemplateContext) -> Elements:
     """Vectors of about 16 bytes where there is enough work; else one element each."""
     axis = lane_axis(views_of(group.body, group.stores), range(len(group.shape)), 4)
     if math.prod(group.shape) < _VECTORS_FROM:
-        return Elements(axis, 1, 1, 0)
+        return Elements(axis, 1, 1, 0, _SMALL)
     lanes = widest_lanes(group, axis)
     tail = group.shape[axis] % lanes
     if (tail and len(group.shape) > 1) or not aligned(group, axis, lanes):

@@ -40,7 +40,7 @@ _SIDE = 32
 """Invocations along a side of the tile; each has ``lanes`` elements of it."""
 _ROWS = 8
 """Invocations along the other side, which they walk in turns."""
-_FROM = 1 << 16
+_FROM = 1 << 14
 """Elements from which on a transposed read is worth a detour."""
 _WORD = 4
 
