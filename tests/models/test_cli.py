@@ -41,6 +41,19 @@ def test_info_names_a_device() -> None:
     assert "cpu" in result.output.lower()
 
 
+def test_doctor_hands_its_options_on(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    options = ["--device", "cpu", "--quick", "--box", "0.1", "--only", "norm", "--in-process"]
+    result = CliRunner().invoke(app, ["doctor", *options, "--report", str(report)])
+    assert result.exit_code == 0, result.output
+    assert report.is_file()
+    planted = CliRunner().invoke(app, ["doctor", *options, "--no-report", "--plant", "norm"])
+    assert planted.exit_code == 1
+    assert "FAILED: norm" in planted.output
+    assert CliRunner().invoke(app, ["doctor", "--only", "nothing"]).exit_code == 2
+    assert "stages, in order" in CliRunner().invoke(app, ["doctor", "--help"]).output
+
+
 @pytest.mark.parametrize("command", ["train", "sample", "info"])
 def test_help(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])

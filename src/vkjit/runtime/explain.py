@@ -31,10 +31,14 @@ def info(*, brief: bool = False) -> str:
         [f"{key}: {value}" for key, value in system().items()],
         [f"devices ({_why_default()})", *explain_devices().splitlines()],
         *[_description(name) for name in available_devices()],
-        ["environment", *(f"  {k}={v}" for k, v in environment().items())],
+        ["environment", *_listed(environment())],
         [cache_state()],
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _listed(variables: dict[str, str]) -> list[str]:
+    return [f"  {k}={v}" for k, v in variables.items()] or ["  nothing set that matters"]
 
 
 def system() -> dict[str, str]:
