@@ -164,9 +164,13 @@ def candidates(group: ContractGroup, target: Target) -> list[CoopSchedule]:
 def _schedule(
     tile: tuple[int, int, int, int, int, float], shape: CoopShape, target: Target
 ) -> CoopSchedule:
-    """The tile in fragments of ``shape``; subgroups are of 32 where there is a choice."""
+    """The tile in fragments of ``shape``, in subgroups of the size that suits matrix units.
+
+    Matrix units of AMD's are at their best with 64 invocations, those of Intel's have as many as
+    their smallest subgroup; others leave no choice.
+    """
     sizes = target.subgroup_sizes
-    subgroup = 32 if 32 in sizes else sizes[0]
+    subgroup = 64 if 64 in sizes else min(sizes)
     block_m, block_n, block_k, subgroups_m, subgroups_n, _ = tile
     return CoopSchedule(
         block_m=block_m,
