@@ -245,9 +245,9 @@ def test_plans_may_be_collected_while_others_compile(vulkan, monkeypatch: pytest
 
     create = Pipelines._create
 
-    def collecting(self, job):
+    def collecting(self, *args, **kwargs):
         gc.collect()
-        return create(self, job)
+        return create(self, *args, **kwargs)
 
     x = vulkan.upload(values())
     loaded = [vulkan.load(chain({1}))]

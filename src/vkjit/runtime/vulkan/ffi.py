@@ -7,6 +7,7 @@ this module raises ``OSError`` where no Vulkan loader is installed.
 
 from __future__ import annotations
 
+import functools
 import re
 import weakref
 from collections.abc import Callable
@@ -83,9 +84,9 @@ _SUFFIXES = ("KHR", "EXT", "NV")
 
 def struct(type_: str, **fields: Any) -> Any:
     """A new struct with its ``sType`` set, which keeps alive whatever ``fields`` point to."""
-    members = {name for name, _ in ffi.typeof(type_).fields}
-    if "sType" in members:
-        fields = {"sType": structure_type(type_), **fields}
+    kind = _own_type(type_)
+    if kind is not None:
+        fields = {"sType": kind, **fields}
     made = ffi.new(f"{type_} *", fields)
     _pointees[made] = tuple(_owners(fields))
     return made
@@ -114,6 +115,13 @@ def _owners(value: Any) -> list[Any]:
     if isinstance(value, list):
         return [owner for item in value for owner in _owners(item)]  # pyright: ignore[reportUnknownVariableType]
     return [value] if isinstance(value, ffi.CData) else []
+
+
+@functools.cache
+def _own_type(type_: str) -> int | None:
+    """The ``sType`` of a struct that has one."""
+    members = {name for name, _ in ffi.typeof(type_).fields}
+    return structure_type(type_) if "sType" in members else None
 
 
 def structure_type(type_: str) -> int:

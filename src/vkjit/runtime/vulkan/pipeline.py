@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from array import array as words_array
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, final
 
 from vkjit.errors import DeviceError, InternalError, MissingRuleError
 from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.kernel.types import Space
+from vkjit.lowering.kernel.walk import all_nodes
 from vkjit.lowering.target import Addressing
 from vkjit.runtime.vulkan.driver_cache import DriverCache
 from vkjit.runtime.vulkan.features import Capabilities
@@ -36,7 +38,6 @@ _SLOW_SECONDS = 0.02  # compiling that took longer makes the cache file worth wr
 _SAVED_AT_ONCE = 1.0  # seconds: not to be lost should the process be killed
 
 Key = tuple[bytes, int, bool]
-_Source = tuple[Kernel, "words_array[int]", int]  # kernel, module, flags of its pipeline
 
 
 @final
@@ -58,6 +59,7 @@ class Pipelines:
         self._capabilities = capabilities
         self._made: dict[Key, Pipeline] = {}
         self._layouts: dict[int, tuple[Handle, Handle]] = {}
+        self._lock = threading.RLock()  # of the layouts, which threads that compile share
         target = capabilities.target
         self._addressed = target.addressing is Addressing.DEVICE_ADDRESS
         self._modules = Modules(target, strict=device.instance.validation)
@@ -73,38 +75,37 @@ class Pipelines:
             InternalError: a kernel exceeds a limit of the device, or its module is not valid.
             DeviceError: the driver refused a module; the message names the kernel.
         """
-        keys: list[Key] = []
-        missing: dict[Key, _Source] = {}
-        for position, kernel in enumerate(kernels):
-            check_limits(kernel, self._capabilities)
-            words = self._modules.of(kernel)
-            key = (words.tobytes(), kernel.subgroup or 0, position in sliced)
-            keys.append(key)
-            if key not in self._made and key not in missing:
-                missing[key] = (kernel, words, _DISPATCH_BASE if position in sliced else 0)
-        if missing:
-            self._compile(missing)
-        return [self._made[key] for key in keys]
-
-    def _compile(self, missing: dict[Key, _Source]) -> None:
+        keys: dict[int, Key] = {}
+        begun: dict[Key, Future[Pipeline]] = {}
         started = time.perf_counter()
-        # The longest first, so that none is begun when all others are done.
-        order = sorted(missing, key=lambda key: -len(key[0]))
-        jobs = [(missing[key], self._layout(len(missing[key][0].buffers))) for key in order]
-        if len(jobs) == 1:
-            made = [self._create(jobs[0])]
-        else:
-            # The call gives up Python's lock, so threads do run at once.
-            with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
-                made = list(pool.map(self._create, jobs))
-        self._made.update(zip(order, made, strict=True))
-        spent = time.perf_counter() - started
+        pool = ThreadPoolExecutor(os.cpu_count() or 1)
+        try:
+            for kernel, positions in _longest_first(kernels):
+                check_limits(kernel, self._capabilities)
+                words = self._modules.of(kernel)
+                for position in positions:
+                    is_sliced = position in sliced
+                    key = keys[position] = (words.tobytes(), kernel.subgroup or 0, is_sliced)
+                    if key not in self._made and key not in begun:
+                        # The driver gives up Python's lock: it compiles while this emits.
+                        begun[key] = pool.submit(self._create, kernel, words, is_sliced=is_sliced)
+        finally:
+            pool.shutdown()
+            made = {k: f.result() for k, f in begun.items() if f.exception() is None}
+            self._made.update(made)
+        for future in begun.values():
+            future.result()
+        self._note(time.perf_counter() - started if begun else 0.0)
+        return [self._made[keys[position]] for position in range(len(kernels))]
+
+    def _note(self, spent: float) -> None:
+        """Saves the driver's cache now or later, after so many seconds of compiling."""
         self._worth_saving |= spent > _SLOW_SECONDS
         if spent > _SAVED_AT_ONCE:
             self.save()
 
-    def _create(self, job: tuple[_Source, tuple[Handle, Handle]]) -> Pipeline:
-        (kernel, words, flags), (layout, sets) = job
+    def _create(self, kernel: Kernel, words: words_array[int], *, is_sliced: bool) -> Pipeline:
+        layout, sets = self._layout(len(kernel.buffers))
         device = self._device
         code = ffi.from_buffer("uint32_t[]", words)
         info = struct("VkShaderModuleCreateInfo", codeSize=len(words) * 4, pCode=code)
@@ -113,7 +114,7 @@ class Pipelines:
             info = struct(
                 "VkComputePipelineCreateInfo",
                 pNext=self._unchecked(),
-                flags=flags,
+                flags=_DISPATCH_BASE if is_sliced else 0,
                 stage=self._stage(kernel, module),
                 layout=layout,
             )
@@ -170,10 +171,11 @@ class Pipelines:
     def _layout(self, buffers: int) -> tuple[Handle, Handle]:
         """Pipeline layout and set layout: one pushed address, or a binding per buffer."""
         count = 0 if self._addressed else buffers
-        found = self._layouts.get(count)
-        if found is None:
-            found = self._layouts[count] = self._make_layout(count)
-        return found
+        with self._lock:
+            found = self._layouts.get(count)
+            if found is None:
+                found = self._layouts[count] = self._make_layout(count)
+            return found
 
     def _make_layout(self, count: int) -> tuple[Handle, Handle]:
         device = self._device
@@ -223,6 +225,16 @@ class Pipelines:
         self._made.clear()
         self._layouts.clear()
         self._cache.close()
+
+
+def _longest_first(kernels: Sequence[Kernel]) -> list[tuple[Kernel, list[int]]]:
+    """Distinct kernels and where they stand; none that takes long is begun last."""
+    positions: dict[Kernel, list[int]] = {}
+    for position, kernel in enumerate(kernels):
+        positions.setdefault(kernel, []).append(position)
+    length = {kernel: sum(1 for _ in all_nodes(kernel.body)) for kernel in positions}
+    order = sorted(positions, key=length.__getitem__, reverse=True)
+    return [(kernel, positions[kernel]) for kernel in order]
 
 
 def check_limits(kernel: Kernel, capabilities: Capabilities) -> None:
