@@ -27,15 +27,17 @@ from vkjit.lowering.templates.body import Point, load, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.space import coordinates
 
-_ENOUGH = 1 << 15
+_ENOUGH = 1 << 16
 """Invocations that walk lines side by side, from which on parts gain nothing."""
 _ENOUGH_GROUPS = 256
 """Workgroups with a line each, from which on parts gain nothing."""
-_PART = 64
+_PART = 32
 """Elements of a part, at least, where one invocation walks it."""
 _LONG_PART = 1 << 13
 """Elements of a part, at least, where a workgroup walks it."""
 _MOST_PARTS = 512
+_WIDE = 256
+"""Lines side by side from which on each invocation walks several."""
 _UNROLL = 4
 
 
@@ -100,7 +102,7 @@ class _Columns:
         """Lines that one invocation walks at once."""
         group, view = self.group, self.group.source.view
         lanes = min(LANES, BYTES // max(group.source.type.bytes, 4))
-        wide = view.strides[2] in (0, 1) and self.common.lines >= 2 * _ENOUGH // LANES
+        wide = view.strides[2] in (0, 1) and self.common.lines >= _WIDE
         rest = (view.offset, *view.strides[:2], group.inner)
         return lanes if wide and not any(n % lanes for n in rest) else 1
 
@@ -188,16 +190,30 @@ class _Columns:
             part, outer, inner = self.place(b, item, self.parts)
             state = group.rule.initial(b, self.lanes)
             if self.parts > 1:
-                with b.loop(b.index(0), part, carried=state, hint="before") as loop:
-                    where = self.line(b, loop.index, outer, inner)
-                    other = tuple(b.load(buffers.of(a), where, self.lanes) for a in common.between)
-                    loop.yields(*group.rule.merge(b, loop.carried, other))
-                state = loop.results
+                state = self.before(b, buffers, (part, outer, inner))
             self.walk(b, buffers, (part, outer, inner), state, common.writes())
 
         items = self.parts * common.lines // self.lanes
         grid, workgroup = each_item(b, items, self.context.target, visit)
         return Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)
+
+    def before(self, b: Builder, buffers: Buffers, at: tuple[Value, Value, Value]) -> State:
+        """The state of all parts of the lines before this one."""
+        part, outer, inner = at
+        rule = self.group.rule
+        state = rule.initial(b, self.lanes)
+        middle = b.binary(BinOp.AND, part, b.index(-_UNROLL))
+        for lower, upper, turns in ((b.index(0), middle, _UNROLL), (middle, part, 1)):
+            with b.loop(lower, upper, b.index(turns), state, "before") as loop:
+                state = loop.carried
+                for turn in range(turns):
+                    where = self.line(b, b.offset(loop.index, turn), outer, inner)
+                    arrays = self.common.between
+                    other = tuple(b.load(buffers.of(a), where, self.lanes) for a in arrays)
+                    state = rule.merge(b, state, other)
+                loop.yields(*state)
+            state = loop.results
+        return state
 
 
 @final
