@@ -12,6 +12,7 @@ from typing import Any, cast, final
 
 import vkjit.lowering
 from vkjit.errors import ConfigError
+from vkjit.lowering.kernel.specs import Precision
 from vkjit.lowering.kernel.views import View
 from vkjit.lowering.plan.groups import LoadStep
 from vkjit.lowering.plan.schedule import GpuContract, parse_schedule
@@ -96,9 +97,10 @@ def group_key(case: Case) -> str:
     g = case.group
     batch = "".join(f"{size}x" for size in g.batch)
     outs = [f"{case.infos[s.array].elem}{_layout(s.view)}" for s in g.stores]
+    precision = "" if g.precision is Precision.HIGHEST else f" {g.precision.value}"
     return (
         f"contract {batch}{g.m}x{g.n}x{g.k} {_operand(case, g.lhs)} * {_operand(case, g.rhs)} "
-        f"in {g.accumulate} to {' '.join(outs)} epilogue {_epilogue(case)}"
+        f"in {g.accumulate}{precision} to {' '.join(outs)} epilogue {_epilogue(case)}"
     )
 
 

@@ -4,8 +4,9 @@ The product is NumPy's in float64. The epilogue runs in the interpreter of kerne
 and at both ends of the product's error bound: what moves there may move on the device.
 
 The bound of a sum of ``k`` products is ``min(gamma(k), 8 sqrt(k) u)`` of the sum of the magnitudes,
-``u`` the unit roundoff of the accumulator: N. Higham and T. Mary, "A New Approach to Probabilistic
-Rounding Error Analysis", SIAM J. Sci. Comput. 41 (2019), theorem 2.4 with lambda = 8.
+``u`` the unit roundoff of the accumulator (N. Higham and T. Mary, "A New Approach to Probabilistic
+Rounding Error Analysis", SIAM J. Sci. Comput. 41 (2019), theorem 2.4 with lambda = 8), and what the
+group's precision adds to it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import numpy.typing as npt
 from vkjit.lowering.compile import lower_group
 from vkjit.lowering.kernel.interpret import run
 from vkjit.lowering.kernel.interpret_ops import DTYPES
-from vkjit.lowering.kernel.types import I1, I32, ScalarType
+from vkjit.lowering.kernel.specs import Precision
+from vkjit.lowering.kernel.types import F16, F32, I1, I32, ScalarType
 from vkjit.lowering.kernel.views import View, dense
 from vkjit.lowering.plan.groups import ArrayInfo, LoadStep, LoopGroup, ScalarStep, StoreStep
 from vkjit.lowering.target import ALL_SCALARS, Target, TargetKind
@@ -46,6 +48,14 @@ _JUDGE = Target(
 
 _finfo: Callable[[np.dtype[Any]], Any] = ml_dtypes.finfo
 _LAMBDA = 8.0
+_SPLIT = {
+    Precision.HIGHEST: 0.0,
+    Precision.HIGH: 3 * 2.0**-17,
+    Precision.BFLOAT16: 2.0**-7,
+    Precision.F16X3: 3 * 2.0**-21,
+}
+"""Error of one product of float32, by what may stand for it: twice the bound of rounding operands
+to the sum of their parts and of dropping the product of the low parts."""
 _FUNCTION_ULPS = 32.0
 """Two results of an elementary function, each within 16 ulp: what ``legalize`` is tested to."""
 
@@ -88,7 +98,7 @@ def _filled(rng: np.random.Generator, info: ArrayInfo, values: Values, case: Cas
         return (uniform.astype(np.float64) * _large(info.elem, case)).astype(dtype)
     found: Array = uniform.astype(dtype)
     if values is Values.SPECIAL:
-        huge = 0.5 * largest(info.elem)
+        huge = _huge(info.elem, case)
         picks = rng.permutation(size)[: min(5, size)]
         found[picks] = np.array([np.nan, np.inf, -np.inf, -0.0, huge])[: len(picks)].astype(dtype)
     return found
@@ -98,7 +108,12 @@ def _large(elem: ScalarType, case: Case) -> float:
     """The largest inputs of which no sum overflows."""
     group = case.group
     room = min(largest(group.accumulate), largest(group.body[0].type))
-    return min(0.5 * largest(elem), math.sqrt(room / (4.0 * max(group.k, 1))))
+    return min(_huge(elem, case), math.sqrt(room / (4.0 * max(group.k, 1))))
+
+
+def _huge(elem: ScalarType, case: Case) -> float:
+    """Half the largest number that the group's products take."""
+    return 0.5 * largest(F16 if case.group.precision is Precision.F16X3 else elem)
 
 
 def largest(elem: ScalarType) -> float:
@@ -116,11 +131,13 @@ def tiny(elem: ScalarType) -> float:
     return float(_finfo(DTYPES[elem]).smallest_normal)
 
 
-def sum_bound(length: int, elem: ScalarType) -> float:
-    """Relative error of a sum of ``length`` products in ``elem``, to the sum of magnitudes."""
-    u = unit(elem)
+def sum_bound(case: Case) -> float:
+    """Error of the sums of a product, relative to the sums of magnitudes."""
+    group, length = case.group, max(case.group.k, 1)
+    u = unit(group.accumulate)
     certain = length * u / (1 - length * u) if length * u < 1 else math.inf
-    return min(certain, _LAMBDA * math.sqrt(length) * u)
+    split = _SPLIT[group.precision] if group.lhs.type is group.rhs.type is F32 else 0.0
+    return min(certain, _LAMBDA * math.sqrt(length) * u) + split
 
 
 # -- the result -----------------------------------------------------------------------------------
@@ -156,7 +173,7 @@ def _product(case: Case, arrays: Arrays) -> tuple[Array, Array]:
         # Sums wrap in the accumulator; narrowing keeps the low bits.
         return product.astype(DTYPES[group.accumulate]), np.zeros(product.shape)
     magnitude = np.abs(lhs) @ np.abs(rhs)
-    error = sum_bound(max(group.k, 1), group.accumulate) * magnitude
+    error = sum_bound(case) * magnitude
     error += unit(group.body[0].type) * 2 * np.abs(product)
     return product, error + tiny(group.body[0].type)
 

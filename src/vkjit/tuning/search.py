@@ -174,5 +174,6 @@ def _tolerance(case: Case) -> str:
     group = case.group
     if group.accumulate.kind != "float":
         return "equal"
-    bound = sum_bound(max(group.k, 1), group.accumulate)
-    return f"{bound:.3g} of the sum of magnitudes, then the rounding of results and epilogue"
+    return (
+        f"{sum_bound(case):.3g} of the sum of magnitudes, then the rounding of results and epilogue"
+    )
