@@ -23,7 +23,7 @@ from vkjit.lowering.gpu.gemm_join import split_sum
 from vkjit.lowering.gpu.grid import Grid
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.types import BinOp, MatType, MatUse
+from vkjit.lowering.kernel.types import BinOp, CmpOp, MatType, MatUse
 from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import CoopSchedule
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
@@ -133,16 +133,32 @@ class _Workgroup:
             self.put(units)
             b.barrier()
             return self.multiplied(sums)
-        count, last = len(sums), (k - 1) // depth * depth
+        count = len(sums)
         with b.loop(b.index(0), b.index(k), b.index(depth), [*sums, *units], hint="k") as loop:
             b.barrier()
             self.put(loop.carried[count:])
             b.barrier()
-            # The last step fetches its own tiles once more, which is cheaper than a branch.
-            following = b.binary(BinOp.MIN_U, b.offset(loop.index, depth), b.index(last))
-            units = self.fetch(batch, first, following)
+            units = self.ahead(batch, first, loop.index, loop.carried[count:])
             loop.yields(*self.multiplied(list(loop.carried[:count])), *units)
         return list(loop.results[:count])
+
+    def ahead(
+        self,
+        batch: Sequence[Value],
+        first: tuple[Value, Value],
+        step: Value,
+        units: Sequence[Value],
+    ) -> tuple[Value, ...]:
+        """Units of the tiles after those from ``step`` on; after the last ones, ``units``."""
+        b = self.b
+        following = b.offset(step, self.s.block_k)
+        more = b.compare(CmpOp.LT, following, b.index(self.group.k))
+        branch = b.branch(more, [unit.type for unit in units])
+        with branch.then() as region:
+            region.yields = tuple(self.fetch(batch, first, following))
+        with branch.otherwise() as region:
+            region.yields = tuple(units)
+        return branch.results
 
     def fetch(self, batch: Sequence[Value], first: tuple[Value, Value], step: Value) -> list[Value]:
         """Units of both tiles from ``step`` on, to registers."""
