@@ -51,6 +51,7 @@ from vkjit.lowering.spirv.grammar import (
     Scope,
     StorageClass,
 )
+from vkjit.lowering.spirv.quotient import quotient
 from vkjit.lowering.target import Addressing
 
 _FLOAT_ATOMICS = {
@@ -302,7 +303,7 @@ class Memories:
         if isinstance(memory, Scratch):
             if memory not in self._widths:
                 return None
-            row = self._row(position, type_.lanes)
+            row = quotient(self._ctx, self._multiples, index, type_.lanes)
             pointer = module.pointer(StorageClass.Workgroup, spirv_type)
             return module.value(Op.AccessChain, pointer, self._bases[memory], row)
         if self._addressed:
