@@ -45,7 +45,8 @@ class Jit:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         llvm.initialize_native_asmparser()
-        self._lock = threading.Lock()
+        # A finalizer of the user's, which may run at any allocation under it, may compile, too.
+        self._lock = threading.RLock()
         # Small code model: constants are reached relative to the instruction, in one load. Safe
         # because JITLink lays out each object as one block.
         self._machine: Any = llvm.Target.from_default_triple().create_target_machine(
