@@ -7,15 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 import vkjit as vj
+from tests.strategies import programs
 from vkjit import numpy as vnp
 from vkjit.errors import InternalError
+from vkjit.ir.program import Program
 from vkjit.lowering.artifact import Copy, Launch, Plan, Range, Role
+from vkjit.lowering.compile import compile_program
 from vkjit.lowering.kernel.types import Access
 from vkjit.lowering.plan.hazards import barriers, check_order, footprint
+from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, REFERENCE, Target
+from vkjit.passes.pipeline import simplify
 
 Params = dict[str, Any]
+GPU = dataclasses.replace(MINIMAL_GPU, name="gpu", storage=ALL_SCALARS)
 
 
 def loss(params: Params, x: Any, y: Any) -> Any:
@@ -122,3 +129,22 @@ def test_the_message_names_hazard_and_step() -> None:
     plan = Plan("example", (), (Copy(A, B), Copy(B, C)), frozenset(), 0)
     with pytest.raises(InternalError, match="plan example: read after write at step 1"):
         check_order(plan)
+
+
+@pytest.mark.parametrize("target", [REFERENCE, GPU], ids=lambda t: t.name)
+def test_random_programs_need_every_barrier(target: Target) -> None:
+    removed = 0
+
+    @settings(max_examples=120, derandomize=True)
+    @given(program=programs(max_steps=30))
+    def check(program: Program) -> None:
+        nonlocal removed
+        plan = compile_program(simplify(program), target).plan
+        check_order(plan)
+        for position in plan.barriers:
+            removed += 1
+            with pytest.raises(InternalError, match="is not ordered by a barrier"):
+                check_order(dataclasses.replace(plan, barriers=plan.barriers - {position}))
+
+    check()
+    assert removed > 40
