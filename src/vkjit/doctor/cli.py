@@ -168,7 +168,8 @@ def diagnose(options: Options, say: Say) -> Report:
         for result in _results(event, report, options):
             report.stages.append(result)
             say(result.line())
-            for line in result.details():
+            figures = result.figure_lines() if result.name == "timing" else []
+            for line in (*figures, *result.details()):
                 say(f"     {line}")
     _finish(report, options, say)
     return report

@@ -46,7 +46,7 @@ def accumulation(session: Session) -> None:
 def optimizer(session: Session) -> None:
     """AdamW with clipping by the global norm: parameters and moments after some steps."""
     rng, steps = session.rng, 3 if session.quick else 10
-    shapes = {"w": (33, 65), "b": (65,), "scale": ()}
+    shapes = {"w": (33, 65), "b": (65,), "scale": (9,)}
     params = {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
     rule = optim.chain(
         optim.clip_by_global_norm(1.0), optim.adamw(1e-2, weight_decay=0.1), optim.scale(1.0)

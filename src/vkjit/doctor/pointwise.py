@@ -79,7 +79,7 @@ def _judge(session: Session, name: str, dtype: DType) -> None:
         _ulps(got, _exactly(exact, [_flushed(x) for x in inputs]), dtype),
     )
     worst = int(error.argmax())
-    session.figures[f"{name} {dtype}"] = round(float(error[worst]), 2)
+    session.figures.setdefault(name, {})[dtype.name] = round(float(error[worst]), 2)
     session.worst = max(session.worst, float(error[worst]) / limit)
     at = ", ".join(repr(float(x[worst])) for x in inputs)
     session.require(

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 
@@ -79,6 +79,10 @@ class StageResult:
             f"{self.number:2} {self.name:<13} {word:<8} {self.seconds:7.2f} s {share:>9}  {extra}"
         ).rstrip()
 
+    def figure_lines(self) -> list[str]:
+        """Figures by name: times, errors in units in the last place."""
+        return [f"{key}: {_plain(value)}" for key, value in self.figures.items()]
+
     def details(self) -> list[str]:
         """What is wrong and what to do; nothing for a stage that passed."""
         if not self.failed:
@@ -88,6 +92,13 @@ class StageResult:
         lines += [f"... and {more} more"] if more > 0 else []
         lines += self.error.strip().splitlines()
         return lines + [f"> {sentence}" for sentence in self.advice]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value).items()
+        return ", ".join(f"{key} {inner}" for key, inner in pairs)
+    return str(value)
 
 
 def _mismatch_line(m: dict[str, Any]) -> str:
@@ -148,7 +159,8 @@ class Report:
             lines += [f"  {line}" for line in stage.details()]
             lines += [f"  note: {note}" for note in stage.notes]
         for stage in self.stages:
-            lines += [f"{stage.name}: {key}: {value}" for key, value in stage.figures.items()]
+            lines += ["", f"{stage.name}:"] if stage.figures else []
+            lines += [f"  {line}" for line in stage.figure_lines()]
         return "\n".join([*lines, "```", ""])
 
     def write(self, path: Path) -> list[Path]:
