@@ -170,3 +170,21 @@ def test_a_template_that_fails_is_refused_with_its_reason(
     result = tuned(gpu)
     assert result.parsed() == DEFAULT
     assert "no such tile" in result.receipt.refused[FAST.text()]
+
+
+def test_where_the_default_fails_the_first_that_works_takes_its_part(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right: Contract = gemm_naive.contract
+
+    def contract(group: ContractGroup, schedule: NaiveSchedule, context: Any) -> Any:
+        if schedule == DEFAULT:
+            raise MissingRuleError("gemm: no such tile")
+        return right(group, schedule, context)
+
+    monkeypatch.setattr(gemm_naive, "contract", contract)
+    result = tuned(gpu)
+    assert result.parsed() == FAST
+    assert "no such tile" in result.receipt.refused[DEFAULT.text()]
+    assert result.receipt.checks
+    assert result.gain == 1.0

@@ -73,8 +73,9 @@ class Result:
 
     @property
     def gain(self) -> float:
-        """How many times faster than the default the chosen schedule is."""
-        return self.default_seconds / self.seconds if self.seconds else 1.0
+        """How many times faster than the default the chosen schedule is; 1 if that failed."""
+        known = self.seconds > 0 and self.default_seconds > 0
+        return self.default_seconds / self.seconds if known else 1.0
 
     def parsed(self) -> GpuContract:
         """The schedule.

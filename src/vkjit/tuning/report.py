@@ -39,7 +39,8 @@ class TuneReport:
     @property
     def gain(self) -> float:
         """Time of all groups with default schedules by the time with the chosen ones."""
-        known = [(g.count, g.result) for g in self.groups if g.result is not None]
+        found = [(g.count, g.result) for g in self.groups if g.result is not None]
+        known = [(count, r) for count, r in found if r.default_seconds]
         before = sum(count * r.default_seconds for count, r in known)
         after = sum(count * r.seconds for count, r in known)
         return before / after if after else 1.0
@@ -58,7 +59,8 @@ def _row(g: TunedGroup) -> tuple[str, ...]:
     if g.result is None:
         return (str(g.count), "-", "-", "-", "default", g.group)
     r = g.result
-    times = (f"{r.default_seconds * 1e3:.3f}", f"{r.seconds * 1e3:.3f}", f"{r.gain:.2f}")
+    default = f"{r.default_seconds * 1e3:.3f}" if r.default_seconds else "failed"
+    times = (default, f"{r.seconds * 1e3:.3f}", f"{r.gain:.2f}")
     return (str(g.count), *times, r.schedule, g.group)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ _TIMING_SHARE = 0.7
 _OUT_OF_REACH = 10.0
 """Where a kind of schedules is behind the best by this factor, later ones of it are not tried: they
 are expected to be slower still."""
+_BASES_AT_MOST = 6  # schedules that may fail before the group is given up
 _CHECKS_AT_MOST = 4  # schedules that may fail their checks before the default is kept
 
 
@@ -54,26 +56,38 @@ class Search:
         self._progress = progress
 
     def tune(self, case: Case, deadline: float) -> Result | None:
-        """The result for a case, or None where there is nothing to choose or the default fails.
+        """The result for a case, or None where there is nothing to choose or nothing works.
 
         The default schedule is always timed; ``deadline``, by the rig's clock, ends the timing of
-        others with part of the time left for the checks.
+        others with part of the time left for the checks. Where the default itself fails, the first
+        schedule that works takes its part, and must show what the others must.
         """
         rig, start = self.rig, self.rig.clock()
         options = schedules(case.group, case.infos, rig.target)
         if len(options) < 2:
             return None
-        try:
-            real = RealSize(rig, case, options[0])
-        except VkjitError:
-            return None
         timings = _Timings()
-        timing_ends = start + (deadline - start) * _TIMING_SHARE
-        self._time(case, options, real, timings, timing_ends)
-        if options[0] not in timings.seconds:
+        real = self._real_size(case, options, timings)
+        if real is None:
             return None
+        left = [s for s in options if s not in timings.refused]
+        timing_ends = start + (deadline - start) * _TIMING_SHARE
+        self._time(case, left, real, timings, timing_ends)
         chosen, checks = self._admit(case, options[0], real, timings)
+        if chosen not in timings.seconds:
+            return None
         return self._result(case, chosen, options[0], timings, checks, rig.clock() - start)
+
+    def _real_size(
+        self, case: Case, options: Sequence[GpuContract], timings: _Timings
+    ) -> RealSize | None:
+        """The group at its own size by the first of the first few schedules that work."""
+        for schedule in options[:_BASES_AT_MOST]:
+            try:
+                return RealSize(self.rig, case, schedule)
+            except VkjitError as error:
+                timings.refused[schedule] = _reason(error)
+        return None
 
     def _time(
         self,
@@ -123,7 +137,7 @@ class Search:
         self, case: Case, default: GpuContract, real: RealSize, timings: _Timings
     ) -> tuple[GpuContract, list[Check]]:
         """The fastest schedule that passes its checks, and these."""
-        limit = timings.seconds[default] / LEAST_GAIN
+        limit = timings.seconds.get(default, math.inf) / LEAST_GAIN
         ordered = sorted(timings.seconds, key=timings.seconds.__getitem__)
         faster = [s for s in ordered if timings.seconds[s] <= limit]
         for schedule in faster[:_CHECKS_AT_MOST]:
