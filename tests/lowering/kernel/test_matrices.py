@@ -24,6 +24,7 @@ from vkjit.lowering.kernel.types import (
     I32,
     I64,
     Access,
+    BinOp,
     Buffer,
     CmpOp,
     ConvertOp,
@@ -33,11 +34,12 @@ from vkjit.lowering.kernel.types import (
     ScalarType,
 )
 from vkjit.lowering.kernel.walk import all_nodes
+from vkjit.lowering.legalize import INEXACT_DIVISION, legalize
 from vkjit.lowering.llvm.module import emit as emit_llvm
 from vkjit.lowering.spirv.emit import emit
 from vkjit.lowering.spirv.grammar import Capability
 from vkjit.lowering.spirv.validate import disassemble, validate
-from vkjit.lowering.target import ALL_SCALARS, REFERENCE, Addressing, Target, TargetKind
+from vkjit.lowering.target import ALL_SCALARS, REFERENCE, Addressing, Quirk, Target, TargetKind
 
 ROWS, COLUMNS = 20, 12
 GROUP = MatType(F32, 16, 8, MatUse.ACC, MatScope.WORKGROUP)
@@ -185,6 +187,29 @@ def test_the_cpu_refuses_them() -> None:
         plan = Plan("p", (), (Launch(kernel, ()),), frozenset(), 0)
         with pytest.raises(InternalError, match=f"{name} in matrix"):
             emit_llvm(plan, REFERENCE)
+
+
+def test_division_in_a_map_is_corrected_without_branches() -> None:
+    """Elsewhere a target with inexact division branches to a long path."""
+    b = Builder("divide", I32)
+    x = b.buffer("x", F32, 128, Access.READ)
+    y = b.buffer("y", F32, 128, Access.WRITE)
+    tensor, zero = Tensor((16, 8), (8, 1)), (b.index(0), b.index(0))
+    with b.mat_map(b.tensor_load(x, b.index(0), tensor, zero, GROUP)) as made:
+        made.body.yields = (b.binary(BinOp.DIV, b.const(F32, 1.0), made.elements[0]),)
+    b.tensor_store(y, b.index(0), tensor, zero, made)
+    scalars = frozenset(ALL_SCALARS)
+    quirk = Quirk(INEXACT_DIVISION, "https://example.com", "never")
+    target = Target("t", TargetKind.GPU, I32, scalars, scalars, quirks=(quirk,))
+    kernel = legalize(b.finish((1, 1, 1), (32, 1, 1)), target)
+    verify(kernel)
+    validate(emit(kernel, target))
+    data = np.random.default_rng(1).normal(size=128).astype(np.float32)
+    data[:4] = [0, -0.0, np.inf, 1e-40]
+    out = np.zeros_like(data)
+    run(kernel, [data, out])
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(out, np.float32(1) / data)
 
 
 @pytest.mark.parametrize("addressing", Addressing, ids=lambda mode: mode.value)

@@ -105,7 +105,7 @@ class _Tile:
         self.batch = tuple(batch)
         self.lhs = self._located(buffers, group.lhs)
         self.rhs = self._located(buffers, group.rhs)
-        self.epilogue = Epilogue(b, group, buffers, self.batch)
+        self.epilogue = Epilogue(b, group, schedule, buffers, self.batch)
         scope = MatScope.WORKGROUP if schedule.whole_workgroup else MatScope.SUBGROUP
         m, n, k = schedule.block_m, schedule.block_n, schedule.block_k
         self.type_a = MatType(group.lhs.type, m, k, MatUse.A, scope)

@@ -2,8 +2,8 @@
 
 A body of conversions alone stays with whole matrices. Any other becomes a map: it is evaluated for
 every element at its row and column, with the same steps as in all other templates. Arrays that have
-an element for each output are loaded as matrices, like the operands; the map loads what repeats
-along rows or columns, or lies otherwise, by itself.
+an element for each output are loaded as matrices, like the operands, if there are registers for
+both; the map loads what repeats along rows or columns, or lies otherwise, by itself.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ from vkjit.lowering.plan.groups import (
     ScalarStep,
     StoreStep,
 )
+from vkjit.lowering.plan.schedule import TensorSchedule
 from vkjit.lowering.templates.body import Point, access_of, arguments, evaluate, needed
 from vkjit.lowering.templates.context import Buffers
 
 _STORED = (F16, BF16, F32)
-_SOURCES = (F16, F32)
-"""Elements that maps take from matrices; there is no arithmetic on bf16 to map with."""
+_MOST_WORDS = 128
+"""Words of matrices that an invocation can hold."""
 
 
 @final
@@ -56,10 +57,16 @@ class Epilogue:
     """Body and stores of a group, for the tiles of one workgroup."""
 
     def __init__(
-        self, b: Builder, group: ContractGroup, buffers: Buffers, batch: Sequence[Value]
+        self,
+        b: Builder,
+        group: ContractGroup,
+        schedule: TensorSchedule,
+        buffers: Buffers,
+        batch: Sequence[Value],
     ) -> None:
         self.b = b
         self.group = group
+        self.s = schedule
         self.buffers = buffers
         self.batch = tuple(batch)
 
@@ -80,9 +87,12 @@ class Epilogue:
         """Steps of the body that are loaded as matrices, by number."""
         found: dict[int, LoadStep] = {}
         assert isinstance(total.type, MatType)
+        words = self.s.block_m * self.s.block_n * total.type.elem.bytes // 4
+        if 2 * words > _MOST_WORDS * self.s.invocations:
+            return found
         for number in needed(self.group.body, {step.value}, {0}):
             load = self.group.body[number]
-            if not isinstance(load, LoadStep) or load.type not in _SOURCES or load.array == IOTA:
+            if not isinstance(load, LoadStep) or load.type not in _STORED or load.array == IOTA:
                 continue
             plane = plane_of(load.view)
             fits = plane is not None and plane.pitch > 1 and is_aligned(load.view, load.type)
@@ -96,7 +106,9 @@ class Epilogue:
         t = total.type
         assert isinstance(t, MatType)
         type_ = MatType(load.type, t.rows, t.cols, t.use, t.scope)
-        return self._located(load).load(self.b, place, type_, clamped=clamped)
+        loaded = self._located(load).load(self.b, place, type_, clamped=clamped)
+        # All sources of a map are of one type: drivers refuse others.
+        return self._cast(loaded, t.elem)
 
     def _located(self, step: StoreStep | LoadStep) -> Located:
         plane, b = plane_of(step.view), self.b
@@ -126,7 +138,10 @@ class Epilogue:
                 row = b.binary(BinOp.MIN_S, row, b.index(group.m - 1))
                 column = b.binary(BinOp.MIN_S, column, b.index(group.n - 1))
             point = Point(b, (*self.batch, row, column))
-            known: dict[int, Value] = dict(zip(loads, made.elements[1:], strict=True))
+            known = {
+                number: widened(b, x, loads[number].type)
+                for number, x in zip(loads, made.elements[1:], strict=True)
+            }
             known[0] = widened(b, made.elements[0], group.body[0].type)
             values = evaluate(point, self.buffers, group.body, {step.value}, known)
             made.body.yields = (widened(b, values[step.value], elem),)

@@ -129,6 +129,7 @@ class Builder:
         self._region = self.kernel.body
         self._consts: dict[tuple[Type, object, type], Const] = {}
         self._entry: list[Node] = []
+        self.in_map = False  # whether the current region allows expressions only
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -341,8 +342,18 @@ class Builder:
         """Opens the body of a map; set its ``yields``. The node is the result."""
         node = MatMap(sources)
         self._append(node)
-        with self.inside(node.body):
+        with self.inside_map(node):
             yield node
+
+    @contextmanager
+    def inside_map(self, node: MatMap) -> Generator[None]:
+        """Appends to the body of a map until the block ends."""
+        self.in_map = True
+        try:
+            with self.inside(node.body):
+                yield
+        finally:
+            self.in_map = False
 
     # -- control --------------------------------------------------------------------------------
 

@@ -341,11 +341,6 @@ def _matrix(node: MatFill | MatMulAdd | MatConvert | MatMap) -> str | None:
             )
             return None if fits else f"{a} @ {b} + {type_}"
         case MatMap():
-            shape = (type_.rows, type_.cols, type_.use, type_.scope)
-            for source in node.sources:
-                t = source.type
-                if not isinstance(t, MatType) or (t.rows, t.cols, t.use, t.scope) != shape:
-                    return f"source {t} beside {type_}, expected one shape, use and scope"
-            return None
+            return _same(type_, *node.sources)
         case _:
             assert_never(node)

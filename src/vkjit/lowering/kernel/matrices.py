@@ -147,8 +147,7 @@ class MatMap(Value):
     """Element by element what ``body`` yields for the elements of ``sources`` at (row, column).
 
     ``body`` holds expressions on scalars and loads from buffers that the kernel only reads; it may
-    run more than once for an element, and in any order. The result has the type of the first
-    source; the others have its shape.
+    run more than once for an element, and in any order. Sources and result are of one type.
     """
 
     __slots__ = ("body", "column", "elements", "row", "sources")

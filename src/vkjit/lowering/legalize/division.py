@@ -73,6 +73,9 @@ def _lanes(b: Builder, function: _Scalar, *operands: Value) -> Value:
 def _divide(b: Builder, *operands: Value) -> Value:
     """Normal operands with a normal quotient on the short path, all others on the long one."""
     x, y = (b.bitcast(v, I32) for v in operands)
+    sign = _and(b, b.binary(BinOp.XOR, x, y), _SIGN)
+    if b.in_map:  # no branches there
+        return b.bitcast(b.binary(BinOp.OR, _divide_any(b, x, y), sign), F32)
     exponent_x, exponent_y = _exponent(b, x), _exponent(b, y)
     exponent = b.offset(b.sub(exponent_x, exponent_y), 127)
     normal_operands = b.binary(
@@ -86,7 +89,6 @@ def _divide(b: Builder, *operands: Value) -> Value:
         region.yields = (_normal_bits(b, b.sub(exponent, below), quotient),)
     with branch.otherwise() as region:
         region.yields = (_divide_any(b, x, y),)
-    sign = _and(b, b.binary(BinOp.XOR, x, y), _SIGN)
     return b.bitcast(b.binary(BinOp.OR, branch.results[0], sign), F32)
 
 

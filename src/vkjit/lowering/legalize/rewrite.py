@@ -240,5 +240,6 @@ class Rewriter:
         self._values[old.row] = new.row
         self._values[old.column] = new.column
         self._values.update(zip(old.elements, new.elements, strict=True))
-        self._region(old.body, new.body)
+        with self._builder.inside_map(new):
+            self._region(old.body, new.body)
         return new
