@@ -36,7 +36,7 @@ def memory(session: Session) -> None:
         session.compare(f"bytes left by an allocation of {size}", left, np.int64(0))
     # Where memory comes in pages, small arrays would take a larger share than is allowed.
     small = 256 if device.name.startswith("vulkan") else 512
-    for width in session.cases((small,) if session.quick else (512, 2048)):
+    for width in session.cases((small,) if session.quick else (small, 1024)):
         _prediction(session, width)
     stats = device.memory_stats()
     session.figures["peak MiB"] = round(stats.peak_bytes / (1 << 20), 1)
