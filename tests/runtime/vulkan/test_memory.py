@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import tracemalloc
@@ -33,7 +34,8 @@ def opened(fresh):
 
 @pytest.fixture
 def heap(opened):
-    made = Heap(opened.logical, opened.capabilities, MemoryKind.STAGING, 128 * MIB)
+    wait = opened.queue.settle
+    made = Heap(opened.logical, opened.capabilities, MemoryKind.STAGING, wait, 128 * MIB)
     yield made
     made.close()
 
@@ -118,6 +120,20 @@ def test_the_limit_of_the_environment(fresh, monkeypatch: pytest.MonkeyPatch):
     assert opened.upload(np.zeros(60 * MIB, np.uint8)).nbytes == 60 * MIB
 
 
+def test_arrays_in_cycles_make_room_before_memory_is_short(fresh, monkeypatch):
+    monkeypatch.setenv("VKJIT_VULKAN_MEMORY_LIMIT", str(2 * MIB))
+    device = fresh(Addressing.DESCRIPTOR)
+    gc.disable()
+    try:
+        cycle: list[object] = [device.allocate(2 * MIB)]
+        cycle.append(cycle)
+        del cycle
+        assert device.memory_stats().live_bytes == 2 * MIB
+        device.allocate(MIB)
+    finally:
+        gc.enable()
+
+
 def test_a_limit_that_is_no_number(fresh, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("VKJIT_VULKAN_MEMORY_LIMIT", "1GB")
     with pytest.raises(ConfigError, match="VKJIT_VULKAN_MEMORY_LIMIT: got '1GB', expected a num"):
@@ -134,7 +150,8 @@ def discrete(opened, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(transfers_module, "_WORTH_THREADS", 1000)
     monkeypatch.setattr(transfers_module, "_THREADS", 3)
     opened.memory.is_mapped = False
-    small = Heap(opened.logical, opened.capabilities, MemoryKind.DIRECT)
+    wait = opened.queue.settle
+    small = Heap(opened.logical, opened.capabilities, MemoryKind.DIRECT, wait)
     small.is_cached = False
     monkeypatch.setattr(opened, "_small", small)
     yield opened

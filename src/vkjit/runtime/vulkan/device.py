@@ -59,9 +59,9 @@ class VulkanDevice(Device):
         self.queue = Queue(self.logical, spin=not known.is_software)
         self._unified = has_memory(self.logical, MemoryKind.UNIFIED)
         kind = MemoryKind.UNIFIED if self._unified else MemoryKind.DEVICE
-        self.memory = array_heap(self.logical, known, kind)
+        self.memory = array_heap(self.logical, known, kind, self.queue.settle)
         self._small = self._small_heap()
-        self.tables = Heap(self.logical, known, MemoryKind.TABLE)
+        self.tables = Heap(self.logical, known, MemoryKind.TABLE, self.queue.settle)
         self._transfers = Transfers(self.logical, known, self.queue, self.lock)
         self.pipelines = Pipelines(self.logical, known)
         # Also when the process ends without closing the device.
@@ -76,7 +76,8 @@ class VulkanDevice(Device):
             return self.memory
         if not has_memory(self.logical, MemoryKind.DIRECT):
             return None
-        return Heap(self.logical, self.capabilities, MemoryKind.DIRECT, _SMALL_CEILING)
+        wait = self.queue.settle
+        return Heap(self.logical, self.capabilities, MemoryKind.DIRECT, wait, _SMALL_CEILING)
 
     # -- buffers ----------------------------------------------------------------------------------
 

@@ -6,15 +6,17 @@ that it did before. Only the host must wait, until submission ``Span.busy`` is f
 
 from __future__ import annotations
 
+import gc
 import threading
 from bisect import insort
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
 from vkjit.errors import DeviceError, OutOfMemoryError
 from vkjit.runtime.vulkan.features import Capabilities
-from vkjit.runtime.vulkan.ffi import NULL, Handle, check, constants, ffi, result_name, struct
+from vkjit.runtime.vulkan.ffi import NULL, Handle, constants, ffi, result_name, struct
 from vkjit.runtime.vulkan.logical import LogicalDevice
 from vkjit.runtime.vulkan.memory_types import (
     MemoryKind,
@@ -44,6 +46,9 @@ _MEMORY_SHORT = (
     constants.VK_ERROR_MEMORY_MAP_FAILED,
     constants.VK_ERROR_TOO_MANY_OBJECTS,
 )
+
+Wait = Callable[[int], None]
+"""Returns once the submission of this number is finished."""
 
 
 @final
@@ -96,6 +101,7 @@ class Heap:
         device: whose memory it is.
         capabilities: of that device.
         kind: what the memory is for.
+        wait: returns once a submission is finished.
         ceiling: most bytes to take from the driver; None leaves it to the driver.
     """
 
@@ -104,8 +110,10 @@ class Heap:
         device: LogicalDevice,
         capabilities: Capabilities,
         kind: MemoryKind,
+        wait: Wait,
         ceiling: int | None = None,
     ) -> None:
+        self._wait = wait
         self._device = device
         self._capabilities = capabilities
         self._type, self._index = memory_type(device, kind)
@@ -237,8 +245,8 @@ class Heap:
             )
         result = 0
         for attempt in (self._preferred(size), size, None):
-            if attempt is None:
-                self.trim()
+            if attempt is None and self._make_room(size):
+                return
             block, result = self._new_block(attempt or size)
             if block is not None:
                 self._blocks.append(block)
@@ -249,16 +257,22 @@ class Heap:
             "use smaller arrays or free some"
         )
 
+    def _make_room(self, size: int) -> bool:
+        """Takes back what only cycles of references hold; whether a gap is large enough now."""
+        gc.collect()
+        self.trim()
+        return any(length >= size for block in self._blocks for _, length in block.free)
+
     def _preferred(self, size: int) -> int:
         """How large a block with room for ``size`` should be."""
         spare = min(max(self.reserved // _GROWTH, _SMALLEST_BLOCK), _LARGEST_BLOCK)
         return min(-(-max(size, spare) // _GRANULE) * _GRANULE, self.largest)
 
     def trim(self) -> None:
-        """Gives blocks without owner back to the driver, when nothing runs any more."""
+        """Gives blocks without owner back to the driver, once nothing uses them any more."""
         with self._lock:
             self._merge()
-            check(self._device.functions.vkDeviceWaitIdle(self._device.handle), "vkDeviceWaitIdle")
+            self._wait(self._busy)
             for block in list(self._blocks):
                 if block.free == [(0, block.size)]:
                     self._blocks.remove(block)
@@ -339,6 +353,8 @@ def _first(fit: tuple[int, int, Block]) -> int:
     return fit[0]
 
 
-def array_heap(device: LogicalDevice, capabilities: Capabilities, kind: MemoryKind) -> Heap:
+def array_heap(
+    device: LogicalDevice, capabilities: Capabilities, kind: MemoryKind, wait: Wait
+) -> Heap:
     """The heap of the arrays, bounded by ``VKJIT_VULKAN_MEMORY_LIMIT``."""
-    return Heap(device, capabilities, kind, asked_limit())
+    return Heap(device, capabilities, kind, wait, asked_limit())

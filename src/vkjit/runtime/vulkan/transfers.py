@@ -40,7 +40,7 @@ class Transfers:
     ) -> None:
         self._queue = queue
         self._lock = lock
-        self._heap = Heap(device, capabilities, MemoryKind.STAGING)
+        self._heap = Heap(device, capabilities, MemoryKind.STAGING, queue.settle)
         self._idle: deque[Span] = deque()
         self._made = 0
         self._pool: ThreadPoolExecutor | None = None
