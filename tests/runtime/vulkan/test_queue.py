@@ -199,12 +199,13 @@ def test_grids_past_the_limit_of_an_axis(vulkan):
         return vnp.sin(x) + 1.0, vnp.sum(x, 1), x @ w
 
     generator = np.random.default_rng(0)
-    x = generator.standard_normal((14, 40), np.float32)
+    x = generator.standard_normal((60, 40), np.float32)
     w = generator.standard_normal((40, 50), np.float32)
     program = vj.make_ir(function)(x, w)
     plan = compile_program(program, target).plan
     grids = [s.kernel.grid for s in plan.steps if isinstance(s, Launch)]
     assert any(grid[1] > 1 for grid in grids)
+    assert any(grid[2] > 1 for grid in grids)
     assert all(max(grid) <= 4 for grid in grids)
     outs = vulkan.load(plan).run([vulkan.upload(x), vulkan.upload(w)])
     avals = program.out_avals

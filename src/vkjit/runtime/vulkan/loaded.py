@@ -106,12 +106,12 @@ class VulkanLoaded(Loaded):
         queue = self.device.queue
         queue.wait(queue.submitted)  # so that the first step begins when it is submitted
         started = time.perf_counter()
-        recording = self._measuring()
+        recording = self._measuring([])
         outputs = self._call(inputs, donated, self._measuring)
         queue.wait(recording.busy)
         return outputs, self._step_times(recording, started)
 
-    def _measuring(self) -> Recording:
+    def _measuring(self, _spans: list[Span]) -> Recording:
         """The recording with timestamps, made at the first profile; it never runs twice at once."""
         if self._timed is None:
             count = sum(map(len, self.parts))
@@ -135,7 +135,7 @@ class VulkanLoaded(Loaded):
         self,
         inputs: Sequence[DeviceBuffer],
         donated: Collection[int],
-        recording: Callable[[], Recording],
+        recording: Callable[[list[Span]], Recording],
     ) -> list[DeviceBuffer]:
         """The path of every call: a few microseconds beside those of the driver."""
         device = self.device
@@ -148,7 +148,7 @@ class VulkanLoaded(Loaded):
             spans = [buffer.span for buffer in given]
             try:
                 self._allocate(spans)
-                value = recording().submit(spans)
+                value = recording(spans).submit(spans)
             except BaseException as error:
                 for span in self._fresh(spans):
                     device.give(span)
@@ -192,14 +192,21 @@ class VulkanLoaded(Loaded):
                     f"expected {needed}"
                 )
 
-    def _next(self) -> Recording:
-        """A recording that is not running: the oldest, or a new one while the ring has room."""
+    def _next(self, spans: list[Span]) -> Recording:
+        """A recording that is not running: one that fits, a new one, or when full the oldest."""
         queue, ring = self.device.queue, self._ring
-        if ring and (queue.is_finished(ring[0].busy) or len(ring) >= _RING):
+        for recording in ring:
+            if not queue.is_finished(recording.busy):
+                break
+            if recording.fits(spans):
+                ring.remove(recording)
+                ring.append(recording)
+                return recording
+        if len(ring) < _RING:
+            ring.append(self._new(None))
+        else:
             queue.wait(ring[0].busy)
             ring.rotate(-1)
-        else:
-            ring.append(self._new(None))
         return ring[-1]
 
     def _new(self, times: Timestamps | None) -> Recording:

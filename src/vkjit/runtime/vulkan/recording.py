@@ -67,6 +67,10 @@ class Recording(ABC):
             self.busy = queue.submit(commands, progress)
         return self.busy
 
+    def fits(self, spans: list[Span]) -> bool:
+        """Whether the recorded commands can run on these spans."""
+        return self._bound is not None and (self.reusable or spans == self._bound)
+
     def _record(self, spans: Sequence[Span]) -> None:
         first = 0
         for pieces, commands in self._parts:
