@@ -59,11 +59,12 @@ class TensorShape:
 @final
 @dataclass(frozen=True, slots=True)
 class Quirk:
-    """A known fault of a driver: where it is reported, and when the entry may go."""
+    """A known fault of a driver: where it is reported, what finds it, and when it may go."""
 
     name: str
     link: str
     removal: str
+    probe: str = ""
 
 
 @final

@@ -8,8 +8,19 @@ import pytest
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.interpret import run
 from vkjit.lowering.kernel.nodes import Kernel, Value
-from vkjit.lowering.kernel.types import F16, F32, I32, Access, BinOp, ScalarType, UnOp
+from vkjit.lowering.kernel.types import (
+    F16,
+    F32,
+    I32,
+    Access,
+    BinOp,
+    ScalarType,
+    UnOp,
+    lanes_of,
+    with_elem,
+)
 from vkjit.lowering.legalize.division import exact_division, exact_sqrt
+from vkjit.lowering.legalize.fused import fused_division, fused_sqrt
 
 ERRORS = [0, 1, -1, 3, -4]
 SPECIAL = np.array(
@@ -43,7 +54,9 @@ def noisy_builder(error: int) -> Builder:
     binary, unary = b.binary, b.unary
 
     def off(value: Value) -> Value:
-        return b.bitcast(b.offset(b.bitcast(value, I32), error), F32)
+        bits = with_elem(value.type, I32)
+        by = b.splat(b.const(I32, error), lanes_of(value.type))
+        return b.bitcast(b.add(b.bitcast(value, bits), by), value.type)
 
     def noisy_binary(op: BinOp, x: Value, y: Value) -> Value:
         value = binary(op, x, y)
@@ -134,3 +147,55 @@ def test_square_root_is_correctly_rounded(error: int):
     run(root(error, len(x)), [x, z])
     with np.errstate(all="ignore"):
         same_bits(z, np.sqrt(x))
+
+
+def fused(error: int, count: int, elem: ScalarType, lanes: int = 1) -> Kernel:
+    """Quotients, and roots of the first operand, by a step with a fused multiply-add."""
+    b = noisy_builder(error)
+    x = b.buffer("x", elem, count, Access.READ)
+    y = b.buffer("y", elem, count, Access.READ)
+    z = b.buffer("z", elem, count, Access.WRITE)
+    r = b.buffer("r", elem, count, Access.WRITE)
+    i = b.scaled(b.workgroup_id(), lanes)
+    first = b.load(x, i, lanes)
+    b.store(z, i, fused_division(b, first, b.load(y, i, lanes)))
+    b.store(r, i, fused_sqrt(b, first))
+    return b.finish((count // lanes, 1, 1))
+
+
+def in_ulp(found: np.ndarray, exact: np.ndarray) -> float:
+    rounded = np.abs(exact).astype(np.float32)
+    return float(np.max(np.abs(found.astype(np.float64) - exact) / np.spacing(rounded)))
+
+
+@pytest.mark.parametrize("error", [0, 1, -1, 2, -2])
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_a_fused_step_leaves_half_an_ulp(error: int, lanes: int):
+    generator = np.random.default_rng(5)
+    x, y = (2.0 ** generator.uniform(-60, 60, (2, 20000))).astype(np.float32)
+    quotient, root_ = np.empty_like(x), np.empty_like(x)
+    run(fused(error, len(x), F32, lanes), [x, y, quotient, root_])
+    assert in_ulp(quotient, x.astype(np.float64) / y) <= 0.51
+    assert in_ulp(root_, np.sqrt(x.astype(np.float64))) <= 0.51
+
+
+def test_a_fused_step_keeps_what_the_driver_says_of_special_values():
+    x, y = operands()
+    quotient, root_ = np.empty_like(x), np.empty_like(x)
+    run(fused(0, len(x), F32), [x, y, quotient, root_])
+    with np.errstate(all="ignore"):
+        pairs = ((quotient, x / y), (root_, np.sqrt(x)))
+    for found, wanted in pairs:
+        ordinary = np.isfinite(wanted) & (wanted != 0)
+        same_bits(found[~ordinary], wanted[~ordinary])
+        bits = [v[ordinary].view(np.int32).astype(np.int64) for v in (found, wanted)]
+        assert np.max(np.abs(bits[0] - bits[1])) <= 1
+
+
+def test_a_fused_step_of_halves():
+    generator = np.random.default_rng(6)
+    x, y = (2.0 ** generator.uniform(-4, 4, (2, 4000))).astype(np.float16)
+    quotient, root_ = np.empty_like(x), np.empty_like(x)
+    run(fused(-2, len(x), F16, 4), [x, y, quotient, root_])
+    same_bits(quotient, x / y)
+    same_bits(root_, np.sqrt(x))

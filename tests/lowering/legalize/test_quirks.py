@@ -9,7 +9,7 @@ from vkjit.lowering.kernel.check import verify
 from vkjit.lowering.kernel.nodes import If, Kernel
 from vkjit.lowering.kernel.types import F32, I32, Access, BinOp, UnOp
 from vkjit.lowering.kernel.walk import all_nodes
-from vkjit.lowering.legalize import INEXACT_DIVISION, legalize
+from vkjit.lowering.legalize import FUSED_FMA, INEXACT_DIVISION, legalize
 from vkjit.lowering.target import MINIMAL_GPU, Quirk
 
 
@@ -33,3 +33,13 @@ def test_division_is_corrected_only_where_the_driver_needs_it() -> None:
     corrected = legalize(division(), faulty)
     verify(corrected)
     assert branches(corrected) > 0
+
+
+def test_a_fused_multiply_add_makes_the_correction_short() -> None:
+    quirk = Quirk(INEXACT_DIVISION, link="", removal="")
+    faulty = dataclasses.replace(MINIMAL_GPU, quirks=(quirk,))
+    fusing = dataclasses.replace(faulty, features=frozenset({FUSED_FMA}))
+    short, long = (legalize(division(), target) for target in (fusing, faulty))
+    verify(short)
+    assert branches(short) == 0
+    assert len(list(all_nodes(short.body))) < len(list(all_nodes(long.body))) / 4

@@ -32,11 +32,12 @@ from vkjit.lowering.legalize import (
     wide,
 )
 from vkjit.lowering.legalize.division import exact_division, exact_sqrt
+from vkjit.lowering.legalize.fused import FUSED_FMA, fused_division, fused_sqrt
 from vkjit.lowering.legalize.narrow import NARROW, Narrow
 from vkjit.lowering.legalize.rewrite import Get, Rewriter
 from vkjit.lowering.target import Target, TargetKind
 
-__all__ = ["INEXACT_DIVISION", "legalize"]
+__all__ = ["FUSED_FMA", "INEXACT_DIVISION", "legalize"]
 
 INEXACT_DIVISION = "inexact-division"
 """Name of the quirk of drivers whose float division and root are corrected in integers."""
@@ -114,6 +115,7 @@ class _Functions:
         self._target = target
         self._gpu = target.kind is TargetKind.GPU
         self._inexact = any(quirk.name == INEXACT_DIVISION for quirk in target.quirks)
+        self._fused = FUSED_FMA in target.features
 
     def rule(self, b: Builder, node: Expr, get: Get) -> Value | None:
         if isinstance(node, Unary) and not isinstance(node.type, MatType):
@@ -121,7 +123,8 @@ class _Functions:
         if isinstance(node, Binary) and node.op in _BINARY:
             return self._binary(b, node, get)
         if isinstance(node, Binary) and node.op is BinOp.DIV and self._divides(node):
-            return exact_division(b, get(node.a), get(node.b))
+            divide = fused_division if self._fused else exact_division
+            return divide(b, get(node.a), get(node.b))
         return None
 
     def _divides(self, node: Value) -> bool:
@@ -133,7 +136,7 @@ class _Functions:
         if node.op in _COUNTS and self._gpu:
             return _COUNTS[node.op](b, get(node.x))
         if node.op is UnOp.SQRT and self._divides(node):
-            return exact_sqrt(b, get(node.x))
+            return (fused_sqrt if self._fused else exact_sqrt)(b, get(node.x))
         function = _UNARY.get(node.op)
         if function is None:
             return None

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast, final
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import DTypeLike
 
 from vkjit.errors import DeviceError, InternalError, OutOfMemoryError
 from vkjit.lowering.artifact import Plan
+from vkjit.lowering.legalize import FUSED_FMA
 from vkjit.lowering.target import Addressing, Target
 from vkjit.runtime.device import Device, DeviceBuffer, Hardware, HostArray, MemoryStats
 from vkjit.runtime.vulkan.buffer import VulkanBuffer
@@ -27,6 +29,7 @@ from vkjit.runtime.vulkan.logical import LogicalDevice
 from vkjit.runtime.vulkan.memory import Heap, Span, array_heap
 from vkjit.runtime.vulkan.memory_types import MemoryKind, has_memory
 from vkjit.runtime.vulkan.pipeline import Pipelines
+from vkjit.runtime.vulkan.probe import has_fused_fma
 from vkjit.runtime.vulkan.queue import Queue
 from vkjit.runtime.vulkan.transfers import Transfers
 
@@ -69,6 +72,8 @@ class VulkanDevice(Device):
         self._loaded: weakref.WeakSet[VulkanLoaded] = weakref.WeakSet()
         self._retired: deque[Recording] = deque()
         _opened.add(self)
+        if self.target.quirks and has_fused_fma(self):
+            self.target = replace(self.target, features=self.target.features | {FUSED_FMA})
 
     def _small_heap(self) -> Heap | None:
         """Memory for small arrays that the host writes without a submission, if there is any."""

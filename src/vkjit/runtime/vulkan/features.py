@@ -361,6 +361,8 @@ class _Query:
                 INEXACT_DIVISION,
                 link="https://docs.vulkan.org/spec/latest/appendices/spirvenv.html",
                 removal="a driver promises correctly rounded OpFDiv and Sqrt, and a query says so",
+                probe="`vkjit doctor --only pointwise` with the correction taken out; whether Fma "
+                "rounds once, which makes the correction short, is asked when the device is opened",
             ),
         )
 
