@@ -85,7 +85,7 @@ def test_a_product_of_whole_tiles_is_counted_exactly(size: int) -> None:
     x = np.zeros((size, size), np.float32)
     plan = compile_program(vj.make_ir(lambda a, b: a @ b)(x, x), MINIMAL_GPU).plan
     counted = [flops(s.kernel) for s in plan.steps if isinstance(s, Launch)]
-    assert sum(c for c in counted if c) == 2 * size**3
+    assert max(c or 0.0 for c in counted) == 2 * size**3  # a sum of parts may follow
 
 
 def test_integers_do_not_count() -> None:
