@@ -15,6 +15,9 @@ from vkjit.lowering.spirv.context import COOPERATIVE_MATRIX_2, Context
 from vkjit.lowering.spirv.grammar import Capability, Op
 from vkjit.lowering.spirv.memory import Memories
 
+FUNCTION_CONTROL = 1
+"""Inline: a call for each element of a matrix would be slow."""
+
 
 def emit_map(ctx: Context, memories: Memories, node: MatMap, emit: Callable[[Region], None]) -> int:
     """The matrix of what the body yields; ``emit`` appends the nodes of a region."""
@@ -29,7 +32,7 @@ def emit_map(ctx: Context, memories: Memories, node: MatMap, emit: Callable[[Reg
     signature = module.unique(Op.TypeFunction, result, *types)
     function = module.new_id()
     with ctx.function():
-        module.body.extend((5 << 16 | Op.Function, result, function, 0, signature))
+        module.body.extend((5 << 16 | Op.Function, result, function, FUNCTION_CONTROL, signature))
         for value, type_ in zip(arguments, types, strict=True):
             ctx.bind(value, module.value(Op.FunctionParameter, type_))
         ctx.block = module.new_id()
