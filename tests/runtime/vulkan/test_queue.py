@@ -24,6 +24,7 @@ COUNT = 1 << 10
 SIZE = 4 * COUNT
 STEPS = 20
 LOST = -4  # VK_ERROR_DEVICE_LOST
+TIMEOUT = 2  # VK_TIMEOUT
 
 
 def doubling(grid: tuple[int, int, int] = (COUNT // 64, 1, 1)) -> Kernel:
@@ -134,6 +135,27 @@ def test_other_failures_of_a_submission_do_not_end_the_device(fresh):
     assert device.memory_stats().live_bytes == live
     del device.logical.functions.vkQueueSubmit
     (y,) = loaded.run([x])
+    np.testing.assert_array_equal(device.download(y, np.float32, (COUNT,)), values() * 4)
+
+
+def test_a_wait_for_a_hung_device_can_be_interrupted(fresh):
+    device = fresh(Addressing.DEVICE_ADDRESS)
+    (y,) = device.load(long_chain(2)).run([device.upload(values())])
+    asked: list[int] = []
+
+    def hung(_device: Any, _info: Any, nanoseconds: int) -> int:
+        asked.append(nanoseconds)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return TIMEOUT
+
+    device.logical.functions.vkWaitSemaphores = hung
+    device.logical.functions.vkGetSemaphoreCounterValue = lambda *_: 0
+    with pytest.raises(KeyboardInterrupt):
+        y.wait()
+    assert asked == [100_000_000] * 3
+    for name in ("vkWaitSemaphores", "vkGetSemaphoreCounterValue"):
+        delattr(device.logical.functions, name)
     np.testing.assert_array_equal(device.download(y, np.float32, (COUNT,)), values() * 4)
 
 

@@ -25,9 +25,10 @@ from vkjit.runtime.vulkan.ffi import (
 )
 from vkjit.runtime.vulkan.logical import LogicalDevice
 
-_FOREVER = (1 << 64) - 1
+_WAIT_NANOSECONDS = 100_000_000  # then Python may handle signals, and the wait goes on
 _SPIN_SECONDS = 50e-6  # waking up from a wait costs a GPU's user about as much
 _REMEMBERED = 64  # labels of submissions, for the message of a lost device
+_TIMEOUT: int = constants.VK_TIMEOUT
 _TRANSFER: int = constants.VK_PIPELINE_STAGE_TRANSFER_BIT
 _COMPUTE: int = constants.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT
 _HOST: int = constants.VK_PIPELINE_STAGE_HOST_BIT
@@ -201,7 +202,9 @@ class Queue:
         info = struct(
             "VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=semaphores, pValues=values
         )
-        result = self._device.functions.vkWaitSemaphores(self._device.handle, info, _FOREVER)
+        vk, result = self._device.functions, _TIMEOUT
+        while result == _TIMEOUT:
+            result = vk.vkWaitSemaphores(self._device.handle, info, _WAIT_NANOSECONDS)
         if result != 0:
             raise self._failure("vkWaitSemaphores", result)
         self._finished = max(self._finished, value)
@@ -230,7 +233,8 @@ class Queue:
             self.lost = message = (
                 f"vulkan: the device was lost ({what}: {result_name(result)}); "
                 f"{self._finished} submissions were finished, then: "
-                f"{'; '.join(running) or 'nothing was submitted'}. Close the devices to use it anew"
+                f"{'; '.join(running) or 'nothing was submitted'}. Its arrays are gone; "
+                "vkjit.runtime.close_devices() lets it be opened anew"
             )
         return DeviceError(message)
 
