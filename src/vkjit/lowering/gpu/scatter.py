@@ -8,6 +8,7 @@ owner are neighbours in that order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import final
 
@@ -35,8 +36,9 @@ _ONE_KERNEL = 1 << 26
 """Comparisons of indices that cost about as much as another launch."""
 _UNROLL = 4
 
-Visit = Callable[[Value, Value, tuple[Value, ...]], tuple[Value, ...]]
-"""Indices, their positions and a state to the next state; scalars or vectors."""
+State = tuple[Value, ...]
+Visit = Callable[[Value, Value, Value | None, State], State]
+"""Indices (a vector or one), the position of the first, a mask and a state to the next state."""
 
 
 def scatter_add(group: ScatterAddGroup, context: TemplateContext) -> list[Lowered]:
@@ -82,13 +84,13 @@ class _Scatter:
             shape = (group.outer, group.count, group.inner // self.lanes)
             outer, number, column = coordinates(b, item, shape)
             index = self.index(b, buffers, number)
-            first, last = self.ends(b, buffers, index)
-            owns = b.binary(BinOp.AND, b.compare(CmpOp.EQ, first, number), self.inside(b, index))
+            earlier, end = self.ends(b, buffers, number, index)
+            is_first = b.compare(CmpOp.EQ, earlier, b.const(I32, 0))
+            owns = b.binary(BinOp.AND, is_first, self.inside(b, index))
             with b.branch(owns).then():
                 at = self.point(b, (outer, index, column))
                 before = load(at, buffers, self.reading())
                 total = b.add(before, self.update(b, buffers, (outer, number, column)))
-                end = b.offset(last, 1)
                 start = b.offset(number, 1)
                 with b.loop(start, end, carried=(total,), hint="update") as loop:
                     same = b.compare(CmpOp.EQ, self.index(b, buffers, loop.index), index)
@@ -106,25 +108,27 @@ class _Scatter:
         grid, workgroup = each_item(b, items, self.context.target, visit)
         return Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)
 
-    def ends(self, b: Builder, buffers: Buffers, index: Value) -> tuple[Value, Value]:
-        """Positions of the first and the last update with this index."""
-        count, none = self.group.count, -1
-        states: tuple[Value, ...] = (b.index(count), b.index(none))
+    def ends(
+        self, b: Builder, buffers: Buffers, number: Value, index: Value
+    ) -> tuple[Value, Value]:
+        """Whether an earlier update has this index, as 0 or 1; and where the search for later ends.
 
-        def visit(found: Value, where: Value, carried: tuple[Value, ...]) -> tuple[Value, ...]:
-            lanes = found.type.lanes if isinstance(found.type, VecType) else 1
-            same = b.compare(CmpOp.EQ, found, b.splat(index, lanes))
-            low = b.select(same, where, b.const(where.type, count))
-            high = b.select(same, where, b.const(where.type, none))
-            first, last = carried
-            for lane in range(lanes):
-                one, other = (b.extract(v, lane) if lanes > 1 else v for v in (low, high))
-                first = b.binary(BinOp.MIN_S, first, one)
-                last = b.binary(BinOp.MAX_S, last, other)
-            return first, last
+        Later ones are remembered by the vector of indices they lie in, which costs one operation
+        for all its lanes.
+        """
 
-        first, last = self.over_indices(b, buffers, states, visit)
-        return first, last
+        def earlier(found: Value, where: Value, mask: Value | None, state: State) -> State:
+            any_ = _any(b, _both(b, _equal(b, found, index), mask))
+            return b.select(any_, b.const(I32, 1), state[0]), state[1]
+
+        def later(found: Value, where: Value, mask: Value | None, state: State) -> State:
+            any_ = _any(b, _both(b, _equal(b, found, index), mask))
+            end = b.offset(where, _lanes_of(found))
+            return state[0], b.select(any_, end, state[1])
+
+        initial = b.const(I32, 0), b.index(0)
+        found, end = self.over_indices(b, buffers, number, initial, (earlier, later))
+        return found, end
 
     # -- two kernels ------------------------------------------------------------------------------
 
@@ -139,27 +143,33 @@ class _Scatter:
         def visit(number: Value) -> None:
             index = self.index(b, buffers, number)
 
-            def count(found: Value, where: Value, carried: tuple[Value, ...]) -> tuple[Value, ...]:
-                lanes = found.type.lanes if isinstance(found.type, VecType) else 1
-                mine, here = b.splat(index, lanes), b.splat(number, lanes)
-                same = b.compare(CmpOp.EQ, found, mine)
-                earlier = b.binary(BinOp.AND, same, b.compare(CmpOp.LT, where, here))
-                out: list[Value] = []
-                for total, holds in zip(
-                    carried, (b.compare(CmpOp.LT, found, mine), earlier, same), strict=True
-                ):
-                    ones = b.convert(ConvertOp.ZEXT, holds, with_elem(holds.type, I32))
-                    for lane in range(lanes):
-                        total = b.add(total, b.extract(ones, lane) if lanes > 1 else ones)
-                    out.append(total)
-                return tuple(out)
+            def counted(found: Value, where: Value, mask: Value | None, sums: State) -> State:
+                mine = b.splat(index, _lanes_of(found))
+                tests = (b.compare(op, found, mine) for op in (CmpOp.LE, CmpOp.LT))
+                return tuple(
+                    _added(b, total, _both(b, test, mask))
+                    for total, test in zip(sums, tests, strict=True)
+                )
+
+            def before(found: Value, where: Value, mask: Value | None, sums: State) -> State:
+                return *counted(found, where, mask, sums[:2]), *sums[2:]
+
+            def after(found: Value, where: Value, mask: Value | None, sums: State) -> State:
+                return *sums[:2], *counted(found, where, mask, sums[2:])
 
             zero = b.const(I32, 0)
-            less, earlier, same = self.over_indices(b, buffers, (zero,) * 3, count)
-            rank = _as_index(b, b.add(less, earlier))
-            owns = b.binary(BinOp.AND, b.compare(CmpOp.EQ, earlier, zero), self.inside(b, index))
+            # Among the updates before and after: those with at most this index, and with less.
+            most, less, most_after, less_after = self.over_indices(
+                b, buffers, number, (zero,) * 4, (before, after)
+            )
+            begin = b.add(less, less_after)
+            # The update itself is in neither half.
+            same = b.sub(b.offset(b.add(most, most_after), 1), begin)
+            rank = _as_index(b, b.add(most, less_after))
+            is_first = b.compare(CmpOp.EQ, most, less)
+            owns = b.binary(BinOp.AND, is_first, self.inside(b, index))
             b.store(buffers.of(self.order), rank, _narrow(b, number))
-            b.store(buffers.of(self.begin), number, less)
+            b.store(buffers.of(self.begin), number, begin)
             b.store(buffers.of(self.many), number, b.select(owns, same, zero))
 
         grid, workgroup = each_item(b, group.count, context.target, visit)
@@ -192,23 +202,45 @@ class _Scatter:
     # -- parts ------------------------------------------------------------------------------------
 
     def over_indices(
-        self, b: Builder, buffers: Buffers, states: tuple[Value, ...], visit: Visit
-    ) -> tuple[Value, ...]:
-        """``visit`` of all indices, several at a time where they lie in vectors."""
+        self,
+        b: Builder,
+        buffers: Buffers,
+        number: Value,
+        states: State,
+        visits: tuple[Visit, Visit],
+    ) -> State:
+        """Visits the indices of all updates but ``number``, in order.
+
+        The first of ``visits`` gets those before it, the second those after it; several at a time
+        where indices lie in vectors. The block with ``number`` itself is given to both, masked.
+        """
         count, view = self.group.count, self.group.indices.view
         lanes = LANES if view.strides == (1,) and view.offset % LANES == 0 else 1
-        whole = count - count % (lanes * _UNROLL)
-        for start, end, width, turns in ((0, whole, lanes, _UNROLL), (whole, count, 1, 1)):
-            if start == end:
-                continue
-            step = b.index(width * turns)
-            with b.loop(b.index(start), b.index(end), step, states, "other") as loop:
+        block = lanes * _UNROLL
+        whole = b.index(count - count % block)
+        mine = b.binary(BinOp.AND, number, b.index(-block))
+        next_ = b.binary(BinOp.MIN_S, b.offset(mine, block), whole)
+        before, after = visits
+        spans = (
+            (b.index(0), mine, _UNROLL, (before,)),
+            (mine, next_, _UNROLL, visits),
+            (next_, whole, _UNROLL, (after,)),
+            (whole, b.index(count), 1, visits),
+        )
+        for start, end, turns, chosen in spans:
+            width = lanes if turns > 1 else 1
+            with b.loop(start, end, b.index(width * turns), states, "other") as loop:
                 states = loop.carried
                 for turn in range(turns):
-                    at = Point(b, [b.offset(loop.index, turn * width)], 0, width)
-                    where = at.indices[0] if width == 1 else at.spread(at.indices[0], 1)
-                    found = _as_index(b, load(at, buffers, self.group.indices))
-                    states = visit(found, where, states)
+                    where = b.offset(loop.index, turn * width)
+                    found = load(Point(b, [where], 0, width), buffers, self.group.indices)
+                    found = _as_index(b, found)
+                    for visit in chosen:
+                        mask = None
+                        if len(chosen) == 2:
+                            op = CmpOp.LT if visit is before else CmpOp.GT
+                            mask = _against(b, op, where, number, width)
+                        states = visit(found, where, mask, states)
                 loop.yields(*states)
             states = loop.results
         return states
@@ -251,6 +283,40 @@ def _lanes(group: ScatterAddGroup, target: View) -> int:
     rest = (view.offset, *view.strides[:2], group.inner, *target.strides[:2])
     vectors = view.strides[2] in (0, 1) and not any(n % lanes for n in rest)
     return lanes if vectors else 1
+
+
+def _lanes_of(value: Value) -> int:
+    return value.type.lanes if isinstance(value.type, VecType) else 1
+
+
+def _equal(b: Builder, found: Value, index: Value) -> Value:
+    return b.compare(CmpOp.EQ, found, b.splat(index, _lanes_of(found)))
+
+
+def _against(b: Builder, op: CmpOp, where: Value, number: Value, lanes: int) -> Value:
+    """Positions from ``where`` on compared with ``number``."""
+    positions = where if lanes == 1 else b.add(b.splat(where, lanes), b.iota(lanes))
+    return b.compare(op, positions, b.splat(number, lanes))
+
+
+def _both(b: Builder, test: Value, mask: Value | None) -> Value:
+    return test if mask is None else b.binary(BinOp.AND, test, mask)
+
+
+def _any(b: Builder, test: Value) -> Value:
+    """Whether any lane holds."""
+    lanes = _lanes_of(test)
+    parts = [b.extract(test, lane) for lane in range(lanes)] if lanes > 1 else [test]
+    return functools.reduce(lambda x, y: b.binary(BinOp.OR, x, y), parts)
+
+
+def _added(b: Builder, total: Value, test: Value) -> Value:
+    """``total`` and the number of lanes that hold."""
+    lanes = _lanes_of(test)
+    ones = b.convert(ConvertOp.ZEXT, test, with_elem(test.type, I32))
+    for lane in range(lanes):
+        total = b.add(total, b.extract(ones, lane) if lanes > 1 else ones)
+    return total
 
 
 def _as_index(b: Builder, value: Value) -> Value:
