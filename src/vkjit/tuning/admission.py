@@ -8,6 +8,7 @@ against float64, and every element against the default schedule.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from vkjit.lowering.plan.schedule import (
     TiledSchedule,
 )
 from vkjit.runtime.device import DeviceBuffer
-from vkjit.tuning.case import Case, block, twin
+from vkjit.tuning.case import Case, block, trial, twin
 from vkjit.tuning.reference import Array, Arrays, Values, Wanted, excess, inputs, strided, wanted
 from vkjit.tuning.rig import Rig
 
@@ -74,12 +75,26 @@ class Admission:
     def twins(self, case: Case, schedule: GpuContract) -> list[Check]:
         """The checks of small variants, up to the first that fails."""
         found: list[Check] = []
-        for name, small, kinds in _twins(case, schedule):
+        twins = _twins(case, schedule)
+        self._compile([small for _, small, _ in twins], schedule)
+        for name, small, kinds in twins:
             for kind in kinds:
                 found.append(self._twin(f"{name} {kind.value}", small, schedule, kind))
                 if not found[-1].passed:
                     return found
         return found
+
+    def _compile(self, twins: Sequence[Case], schedule: GpuContract) -> None:
+        """Compiles those that were never checked at the same time."""
+        target = self._rig.target
+        new = [
+            small
+            for small in dict.fromkeys(twins)
+            if (small, schedule, Values.RANDOM) not in self._known
+            and serves(small.group, small.infos, schedule, target)
+        ]
+        with contextlib.suppress(VkjitError):  # raised again, by name, where it is checked
+            self._rig.prepare([trial(small, schedule, target) for small in new])
 
     def _twin(self, name: str, small: Case, schedule: GpuContract, kind: Values) -> Check:
         key = (small, schedule, kind)

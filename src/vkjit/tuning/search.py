@@ -27,6 +27,7 @@ _TIMING_SHARE = 0.7
 _OUT_OF_REACH = 10.0
 """Where a kind of schedules is behind the best by this factor, later ones of it are not tried: they
 are expected to be slower still."""
+_BATCH = 8  # candidates compiled between two looks at the clock
 _BASES_AT_MOST = 6  # schedules that may fail before the group is given up
 _CHECKS_AT_MOST = 4  # schedules that may fail their checks before the default is kept
 
@@ -34,11 +35,14 @@ _CHECKS_AT_MOST = 4  # schedules that may fail their checks before the default i
 @final
 @dataclass(slots=True)
 class _Timings:
-    """Seconds of what was timed, fastest found so far, and why others were not."""
+    """Seconds of what was timed and why others were not; when to stop, by the rig's clock."""
 
     seconds: dict[GpuContract, float] = field(default_factory=dict[GpuContract, float])
     refused: dict[GpuContract, str] = field(default_factory=dict[GpuContract, str])
     out_of_reach: set[type[GpuContract]] = field(default_factory=set[type[GpuContract]])
+
+    last_batch: float = 0.0
+    end: float = 0.0
 
     @property
     def best(self) -> float | None:
@@ -71,8 +75,9 @@ class Search:
         if real is None:
             return None
         left = [s for s in options if s not in timings.refused]
-        timing_ends = start + (deadline - start) * _TIMING_SHARE
-        self._time(case, left, real, timings, timing_ends)
+        timings.last_batch = start + (deadline - start) * _TIMING_SHARE
+        timings.end = deadline
+        self._time(case, left, real, timings)
         chosen, checks = self._admit(case, options[0], real, timings)
         if chosen not in timings.seconds:
             return None
@@ -95,12 +100,11 @@ class Search:
         options: Sequence[GpuContract],
         real: RealSize,
         timings: _Timings,
-        ends: float,
     ) -> None:
         """Times the default, then the others in their order until the time is over."""
         done = 0
         for some in _batches(options):
-            if done and self.rig.clock() >= ends:
+            if done and self.rig.clock() >= timings.last_batch:
                 return
             ready: list[Trial] = []
             for schedule in some:
@@ -110,7 +114,8 @@ class Search:
                     timings.refused[schedule] = _reason(error)
             self.rig.prepare(ready)
             for one in ready:
-                if done and self.rig.clock() >= ends:
+                # What is compiled already is timed, as long as there is any time.
+                if done and self.rig.clock() >= timings.end:
                     return
                 self._time_one(one, real, timings)
                 done += 1
@@ -175,7 +180,7 @@ class Search:
 def _batches(options: Sequence[GpuContract]) -> Iterator[Sequence[GpuContract]]:
     """The default alone, which must not wait, then as many as compile at the same time."""
     yield options[:1]
-    size = max(os.cpu_count() or 1, 2)
+    size = min(max(os.cpu_count() or 1, 2), _BATCH)
     for start in range(1, len(options), size):
         yield options[start : start + size]
 
