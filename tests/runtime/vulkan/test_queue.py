@@ -125,6 +125,16 @@ def test_a_lost_device_does_not_hang_anything(fresh):
     assert device.live_objects() == {}
 
 
+def test_a_device_lost_unnoticed_can_be_closed(fresh):
+    device = fresh(Addressing.DEVICE_ADDRESS)
+    device.load(long_chain(2)).run([device.upload(values())])
+    lose(device, *ASKING)
+    device.close()
+    assert device.live_objects() == {}
+    with pytest.raises(DeviceError, match="is closed"):
+        device.allocate(4)
+
+
 def test_other_failures_of_a_submission_do_not_end_the_device(fresh):
     device = fresh(Addressing.DEVICE_ADDRESS)
     loaded, x = device.load(long_chain(2)), device.upload(values())

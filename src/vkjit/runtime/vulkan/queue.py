@@ -221,8 +221,11 @@ class Queue:
 
     def settle(self, value: int) -> None:
         """Returns once nothing up to submission ``value`` runs; a lost device runs nothing."""
-        if self.lost is None:
+        try:
             self.wait(value)
+        except DeviceError:
+            if self.lost is None:
+                raise
 
     def _failure(self, what: str, result: int) -> DeviceError:
         """The error to raise; if the device is lost, all later calls raise the same."""
