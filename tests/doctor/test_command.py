@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from vkjit.doctor import Options, apart, diagnose, main
+from vkjit.doctor import STAGES, Options, apart, cli, diagnose, main
 from vkjit.doctor.report import Report, StageResult, Status
 from vkjit.errors import ArgumentError
 
@@ -108,7 +109,13 @@ def test_a_planted_error_gives_exit_code_1(tmp_path: Path, capsys) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--only", "gemm"], ["--plant", "norms"], ["--device", "vulkan:99"], ["--skip", "x"]],
+    [
+        ["--only", "gemm"],
+        ["--plant", "norms"],
+        ["--device", "vulkan:99"],
+        ["--skip", "x"],
+        ["--only", "norm", "--skip", "norm"],
+    ],
 )
 def test_a_wrong_call_gives_exit_code_2(arguments: list[str], tmp_path: Path, capsys) -> None:
     assert main([*arguments, "--report", str(tmp_path / "r.json"), "--in-process"]) == 2
@@ -124,6 +131,24 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     )  # fmt: skip
     assert diagnose(options, lines.append).passed
     assert any("could not be written" in line for line in lines)
+
+
+def test_an_interrupted_climb_leaves_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def freeze(session: object) -> None:
+        raise KeyboardInterrupt
+
+    stages = tuple(replace(s, run=freeze) if s.name == "norm" else s for s in STAGES)
+    monkeypatch.setattr(cli, "STAGES", stages)
+    path = tmp_path / "r.json"
+    arguments = ["--device", "cpu", "--quick", "--only", "transfer,norm", "--in-process"]
+    assert main([*arguments, "--report", str(path)]) == 130
+    plain = json.loads(path.read_text())
+    assert plain["interrupted_in"] == "norm"
+    assert plain["passed"] is False
+    assert [s["name"] for s in plain["stages"]] == ["transfer"]
+    assert "interrupted in norm" in path.with_suffix(".md").read_text()
 
 
 def test_options_choose_the_stages() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from vkjit.runtime.explain import environment, info, system
 
 USER_FAULT = 2
 """Exit code of a wrong call."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 _BOX, _QUICK_BOX = 20.0, 2.0
 _MOST_DEATHS = 3
 """After so many stages in a row that ended the process the others are not tried."""
@@ -70,6 +73,10 @@ class Options:
                     raise ArgumentError(
                         f"doctor: {option} {name!r}, expected one of {', '.join(known)}"
                     )
+        if not self.stages:
+            raise ArgumentError(
+                f"doctor: --only and --skip leave no stage, expected one of {', '.join(NAMES)}"
+            )
 
     @property
     def stages(self) -> list[Stage]:
@@ -112,6 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ArgumentError as error:
         sys.stderr.write(f"error: {str(error).splitlines()[0]}\n")
         return USER_FAULT
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0 if report.passed else 1
 
 
@@ -165,12 +174,17 @@ def diagnose(options: Options, say: Say) -> Report:
             for line in event["device"]["description"]:
                 say(line)
             say(f"compared with {report.host}\n\n{TABLE_HEAD}")
+        report.running = event.get("start", "")
         for result in _results(event, report, options):
             report.stages.append(result)
             say(result.line())
             figures = result.figure_lines() if result.name == "timing" else []
             for line in (*figures, *result.details()):
                 say(f"     {line}")
+        if options.report is not None:
+            # After every event: a machine that freezes leaves a report that says where.
+            with contextlib.suppress(OSError):  # said at the end
+                report.write(options.report)
     _finish(report, options, say)
     return report
 

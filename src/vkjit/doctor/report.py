@@ -117,18 +117,22 @@ TABLE_HEAD = " # stage         result      time  err/allowed"
 @final
 @dataclass
 class Report:
-    """Everything that a bug report needs; ``device`` is the device's own description."""
+    """Everything that a bug report needs; ``device`` is the device's own description.
+
+    ``running`` is the stage in which the climb is, or was when the machine stopped.
+    """
 
     device: dict[str, Any]
     host: str
     system: dict[str, Any]
     options: dict[str, Any]
     stages: list[StageResult] = field(default_factory=list[StageResult])
+    running: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether no stage failed."""
-        return not any(stage.failed for stage in self.stages)
+        """Whether no stage failed and none was interrupted."""
+        return not self.running and not any(stage.failed for stage in self.stages)
 
     @property
     def failed_names(self) -> list[str]:
@@ -140,6 +144,7 @@ class Report:
         return {
             "schema": SCHEMA,
             "passed": self.passed,
+            "interrupted_in": self.running or None,
             "device": self.device,
             "host": self.host,
             "system": self.system,
@@ -150,6 +155,8 @@ class Report:
     def text(self) -> str:
         """Markdown to paste into a bug report."""
         verdict = "all stages passed" if self.passed else f"failed: {', '.join(self.failed_names)}"
+        if self.running:
+            verdict = f"interrupted in {self.running}"
         lines = [f"## vkjit doctor: {verdict}", "", "```text", *self.device["description"], ""]
         lines += [f"{key}: {value}" for key, value in self.system.items()]
         lines += [f"compared with: {self.host}", ""]
