@@ -22,6 +22,10 @@ from vkjit.lowering.templates.body import Point
 from vkjit.lowering.templates.context import Buffers
 from vkjit.lowering.templates.space import coordinates
 
+_RUN = 4
+"""Neighbouring invocations that read along k where that is the contiguous axis: more of them would
+write to the same banks of shared memory, fewer would read lines of memory in parts."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,10 @@ class Staging:
             if start + count > units:
                 has = b.compare(CmpOp.LT_U, position, b.index(units))
             if self._axis(side) == side.sum:
-                free, along = coordinates(b, position, (side.block, s.block_k // width))
+                run = min(_RUN, s.block_k // width)
+                shape = (s.block_k // width // run, side.block, run)
+                far, free, near = coordinates(b, position, shape)
+                along = b.add(b.scaled(far, run), near)
                 places.append(_Unit(free, b.scaled(along, width), has))
             else:
                 step, along = coordinates(b, position, (s.block_k, side.block // width))

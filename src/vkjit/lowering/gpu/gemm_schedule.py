@@ -125,19 +125,25 @@ def cores(target: Target) -> int:
 class _Model:
     """Expected clocks of one product under different schedules."""
 
-    _LAUNCH = 4000.0
+    _LAUNCH = 6500.0
     """From one kernel to the next."""
-    _START = 1500.0
+    _JOIN = 9000.0
+    """Parts of sums written, a barrier, and parts read: most of two launches of small kernels."""
+    _START = 1200.0
     """A workgroup's first loads, and its stores."""
-    _MEETING = 300.0
+    _MEETING = 1000.0
     """Slices that add up their sums."""
-    _LATENCY = 900.0
+    _LATENCY = 300.0
     """Global memory and a barrier, where nothing else runs meanwhile."""
-    _STAGING = 0.25
+    _THREADS = 200
+    """Invocations that keep a core busy."""
+    _STAGING = 0.26
     """One element on its way to shared memory, in all invocations together."""
+    _PEAK, _READ = 0.92, 0.3
+    """Part of the peak that is reached at best, and what reads from shared memory take of it."""
     _MEMORY = 16.0
     """Bytes that a core's share of memory moves in a clock."""
-    _CACHE = 40.0
+    _CACHE = 10.0
     """Bytes that its share of the second-level cache moves."""
 
     def __init__(self, group: ContractGroup, target: Target) -> None:
@@ -157,8 +163,9 @@ class _Model:
         wait = self._LATENCY * (0.7 if s.stages > 1 else 1.0)
         rounds = count / (self.cores * beside)
         rounds = math.ceil(rounds) if rounds < 2 else rounds + 0.5
+        alone = work * max(1.0, self._THREADS / math.prod(s.workgroup))
         start = self._START + (self._MEETING if s.slices > 1 else 0.0)
-        busy = rounds * (start + steps * max(beside * work, work + wait))
+        busy = rounds * (start + steps * max(beside * work, alone + wait))
         return max(busy, self._traffic(s, count * steps)) + self._LAUNCH + self._join(s)
 
     def _traffic(self, s: TiledSchedule, tiles: int) -> float:
@@ -174,7 +181,7 @@ class _Model:
         if s.split_k == 1:
             return 0.0
         nbytes = 4 * (2 * s.split_k + 1) * self.batch * self.group.m * self.group.n
-        return self._LAUNCH + self._START + nbytes / (self._CACHE * self.cores)
+        return self._JOIN + nbytes / (self._CACHE * self.cores)
 
     def _beside(self, s: TiledSchedule) -> int:
         """Workgroups that one core runs at a time: registers, shared memory and threads allow."""
@@ -186,4 +193,4 @@ class _Model:
     def _efficiency(self, s: TiledSchedule) -> float:
         """Part of the multiply-adds that loads from shared memory leave room for."""
         reads = 1 / s.tile_m + 1 / s.tile_n
-        return 0.85 / (1 + (1.4 if lanes_of(s) > 1 else 4.0) * reads)
+        return self._PEAK / (1 + (self._READ if lanes_of(s) > 1 else 4.0) * reads)

@@ -304,8 +304,10 @@ def vector_columns(group: ContractGroup) -> int:
 
 _MOST_SUMS = 16
 """Sums (vectors of them) that an invocation keeps in registers."""
-_LAUNCH, _START, _LATENCY = 4000.0, 1500.0, 700.0
-"""Clocks from kernel to kernel, to start and end a workgroup, and for one turn of the loop."""
+_LAUNCH, _JOIN = 5000.0, 12000.0
+"""Clocks from kernel to kernel, and for parts that are written and added up."""
+_START, _LATENCY = 1500.0, 1300.0
+"""Clocks to start and end a workgroup, and for one turn of the loop."""
 _MEMORY = 16.0
 """Bytes that a core's share of memory moves in a clock."""
 
@@ -340,9 +342,9 @@ def _able(group: ContractGroup, count: int) -> Iterator[SkinnySchedule]:
                     yield SkinnySchedule(team, columns, 1, along_k=True)
         return
     columns = vector_columns(group)
-    for beside in (8, 16, 32, 64):
-        for team in (4, 8, 16, 32):
-            if beside * team <= 256:
+    for beside in (4, 8, 16, 32):
+        for team in (16, 32, 64, 128):
+            if 256 <= beside * team <= 1024:
                 one = SkinnySchedule(team, columns, beside, along_k=False)
                 yield one
                 parts = min(count // max(1, _workgroups(group, one)), MOST_PARTS)
@@ -360,8 +362,8 @@ def _clocks(group: ContractGroup, s: SkinnySchedule, count: int) -> float:
     steps = vector_steps(group) if s.along_k else 1
     turns = -(-group.k // (s.split_k * s.team * steps * _UNROLL))
     threads = s.workgroup[0] * s.workgroup[1]
-    rounds = max(1.0, _workgroups(group, s) / (count * min(16, 1024 // threads)))
+    rounds = max(1.0, _workgroups(group, s) / (count * max(1, min(16, 1024 // threads))))
     busy = rounds * (_START + turns * _LATENCY)
     nbytes = math.prod(group.batch) * group.n * group.k * group.rhs.type.bytes
-    join = _LAUNCH + _START if s.split_k > 1 else 0.0
+    join = _JOIN if s.split_k > 1 else 0.0
     return max(busy, nbytes / (_MEMORY * count)) + _LAUNCH + join
