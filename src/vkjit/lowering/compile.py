@@ -195,7 +195,7 @@ class _Lowering:
 
     def scheduled(self, group: Group, infos: tuple[ArrayInfo, ...]) -> GpuContract | None:
         """What was chosen for a canonical group."""
-        if self.choose is None or not schedules(group, infos, self.target):
+        if self.choose is None or not has_choice(group, self.target):
             return None
         key = group, infos
         if key not in self.chosen:
@@ -207,6 +207,11 @@ class _Lowering:
         return tuple(
             [Choice(*key, schedule, self.uses[key]) for key, schedule in self.chosen.items()]
         )
+
+
+def has_choice(group: Group, target: Target) -> bool:
+    """Whether there is anything to choose for a group."""
+    return target.kind is TargetKind.GPU and isinstance(group, ContractGroup)
 
 
 def schedules(group: Group, infos: Sequence[ArrayInfo], target: Target) -> list[GpuContract]:
