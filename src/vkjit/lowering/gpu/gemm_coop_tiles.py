@@ -22,7 +22,7 @@ from vkjit.lowering.gpu.gemm_coop_schedule import (
     along_sum,
     pitch,
 )
-from vkjit.lowering.gpu.gemm_split import split, words_of
+from vkjit.lowering.gpu.gemm_split import parts_in_words, words_of
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import MatLayout, Value
 from vkjit.lowering.kernel.types import (
@@ -224,9 +224,7 @@ class Tile:
         """A fetched unit as words, one vector of them for each memory."""
         if len(values) == 1:
             return list(values)
-        b = self.b
-        halves = zip(*(split(b, v, self.scheme) for v in values), strict=True)
-        return [words_of(b, (low, high)) for low, high in halves]
+        return list(parts_in_words(self.b, (values[0], values[1]), self.scheme))
 
     # -- from shared memory to fragments ----------------------------------------------------------
 
