@@ -20,7 +20,8 @@ import vkjit.numpy as jnp
 from vkjit.errors import ArgumentError
 from vkjit_models.common.gguf import LlamaHyper
 from vkjit_models.llama.config import linear_shapes, module_shapes
-from vkjit_models.llama.model import Batch, LlamaSpec, LoraPair, loss_and_count
+from vkjit_models.llama.model import Batch, LlamaSpec, LoraPair
+from vkjit_models.lora_sft.step import Totals, accumulate
 
 Job = tuple[Callable[..., Any] | str, tuple[Any, ...]]
 """A function and stand-ins for its arguments, or the text of a program and none."""
@@ -77,7 +78,7 @@ def product(text: str) -> Job:
 
 
 def lora_step(name: str, tokens: int, rank: int = 16) -> Job:
-    """Loss and gradients of adapters on every linear layer, for one window of ``tokens``.
+    """One micro-batch of the trainer's step, adapters on every linear layer, ``tokens`` long.
 
     Raises:
         ArgumentError: there is no model of this name.
@@ -86,7 +87,6 @@ def lora_step(name: str, tokens: int, rank: int = 16) -> Job:
     if hyper is None:
         raise ArgumentError(f"tune: model {name!r}, expected one of {', '.join(MODELS)}")
     few = replace(hyper, layers=min(hyper.layers, _DISTINCT_LAYERS))
-    spec = LlamaSpec(few, lora_scale=2.0)
 
     def f32(*shape: int) -> vj.ShapeDtypeStruct:
         return vj.ShapeDtypeStruct(shape, "float32")
@@ -96,16 +96,14 @@ def lora_step(name: str, tokens: int, rank: int = 16) -> Job:
         module: LoraPair(f32(rank, columns), f32(rows, rank))
         for module, (rows, columns) in linear_shapes(few).items()
     }
+    totals = Totals(adapters, f32(), f32())
     window = vj.ShapeDtypeStruct((1, tokens), "int32")
     batch = Batch(window, window, window, window)
 
-    def step(adapters: Any, params: Any, batch: Any) -> Any:
-        def loss(adapters: Any) -> Any:
-            return loss_and_count(spec, params, adapters, batch)
+    def step(params: Any, adapters: Any, totals: Any, batch: Any) -> Totals:
+        return accumulate(LlamaSpec(few, lora_scale=2.0), params, 0, adapters, totals, batch, None)
 
-        return vj.value_and_grad(loss, has_aux=True)(adapters)
-
-    return step, (adapters, params, batch)
+    return step, (params, adapters, totals, batch)
 
 
 def program(path: Path) -> Job:
