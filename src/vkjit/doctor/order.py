@@ -22,7 +22,7 @@ from vkjit.lowering.artifact import Copy, Launch, Plan, PlannedBuffer, Range, Ro
 from vkjit.lowering.plan.hazards import check_order
 
 ROUNDS = 1000
-_QUICK_ROUNDS = 60
+_QUICK_ROUNDS = 40
 _SIDE = 64
 
 
