@@ -139,9 +139,10 @@ def test_transposes_go_through_shared_memory(target: Target, shape: tuple[int, .
     assert names(kernels) == ["transpose" if turns else "pointwise"]
 
 
+@pytest.mark.parametrize("shape", [(256, 320), (162, 250)], ids=str)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "bool", "float64"])
-def test_transposes_of_all_widths(dtype: str) -> None:
-    x = (normal(256, 320) * 9).astype(dtype)
+def test_transposes_of_all_widths(dtype: str, shape: tuple[int, ...]) -> None:
+    x = (normal(*shape) * 9).astype(dtype)
     with vj.enable_x64():
         (got,), (kernel,) = results(lambda x: x.T, (x,), LARGE)
     np.testing.assert_array_equal(got, x.T)

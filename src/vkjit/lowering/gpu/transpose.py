@@ -3,7 +3,8 @@
 A workgroup has a square tile of two axes. Arrays that are contiguous along the other axis than most
 are read along their own, in vectors, put into shared memory, and read from there along the common
 axis; everything else of the body happens at that point. A padding column keeps the invocations of a
-subgroup on different banks either way.
+subgroup on different banks either way. Two 16-bit neighbours along the common axis share a word of
+that memory.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.types import (
     F32,
     I1,
+    I16,
     I32,
     BinOp,
     CmpOp,
@@ -136,10 +138,15 @@ class _Turned:
         self.others = [a for a in range(len(group.shape)) if a not in tiled]
         blocks = [-(-group.shape[a] // turn.side) for a in tiled]
         self.tiles = [*[group.shape[a] for a in self.others], *reversed(blocks)]
-        size = turn.side * (turn.side + 1)
+        self.is_packed = _packs(group, turn)
+        self.pitch = turn.side // 2 + 1 if self.is_packed else turn.side + 1
         self.memory: dict[int, Scratch] = {
-            n: b.scratch(f"tile{n}", _held(group.body[n].type), size) for n in turn.loads
+            n: b.scratch(f"tile{n}", self.held(n), turn.side * self.pitch) for n in turn.loads
         }
+
+    def held(self, number: int) -> ScalarType:
+        """The type in shared memory of what a turned load reads."""
+        return I32 if self.is_packed else _held(self.group.body[number].type)
 
     def tile(self, position: Value) -> None:
         """Fills the tiles of all turned arrays, then computes the elements of the tile."""
@@ -150,10 +157,13 @@ class _Turned:
             turn.across: b.scaled(found[-2], turn.side),
             turn.along: b.scaled(found[-1], turn.side),
         }
-        for at, slot in self.points(turn.across, turn.along, outer, start):
-            with self.inside(at):
-                for number in turn.loads:
-                    self.keep(at, slot, number)
+        if self.is_packed:
+            self.fill_packed(outer, start)
+        else:
+            for at, slot in self.points(turn.across, turn.along, outer, start):
+                with self.inside(at):
+                    for number in turn.loads:
+                        self.keep(at, slot, number)
         b.barrier()
         points = self.points(turn.along, turn.across, outer, start)
         if self.is_whole:
@@ -189,19 +199,64 @@ class _Turned:
         """This invocation's points, neighbours along ``fast``; and where each lies in a tile."""
         b, turn, out = self.b, self.turn, list[tuple[Point, list[Value]]]()
         quick = b.scaled(b.local_id(0), turn.lanes)
-        for row in range(0, turn.side, _ROWS):
-            steady = b.offset(b.local_id(1), row)
+        for first in range(0, turn.side, _ROWS):
+            steady = b.offset(b.local_id(1), first)
             indices = {**outer, fast: b.add(start[fast], quick), slow: b.add(start[slow], steady)}
             at = Point(b, [indices[a] for a in range(len(indices))], fast, turn.lanes)
             lanes = [b.offset(quick, lane) for lane in range(turn.lanes)]
-            pitch = turn.side + 1
+            pitch = self.pitch
             # Tiles are rows along ``across``, one for each index along ``along``.
-            if fast == turn.across:
+            if self.is_packed:
+                row = self.packed_row(steady)
+                slots = [b.add(b.scaled(row, pitch), b.local_id(0))]
+            elif fast == turn.across:
                 slots = [b.add(b.scaled(steady, pitch), lane) for lane in lanes]
             else:
                 slots = [b.add(b.scaled(lane, pitch), steady) for lane in lanes]
             out.append((at, slots))
         return out
+
+    def packed_row(self, across: Value) -> Value:
+        """The row of words for an index along ``across``: even ones first, then odd ones."""
+        b = self.b
+        half = b.binary(BinOp.SHR_L, across, b.index(1))
+        odd = b.binary(BinOp.AND, across, b.index(1))
+        return b.add(half, b.scaled(odd, self.turn.side // 2))
+
+    def fill_packed(self, outer: dict[int, Value], start: dict[int, Value]) -> None:
+        """Fills tiles of words: two vectors of two elements become two words, turned."""
+        b, turn = self.b, self.turn
+        across = b.add(start[turn.across], b.scaled(b.local_id(0), turn.lanes))
+        for first in range(0, turn.side // 2, _ROWS):
+            pair = b.offset(b.local_id(1), first)
+            along = b.add(start[turn.along], b.scaled(pair, turn.lanes))
+            points = [
+                self.point(outer, {turn.across: across, turn.along: b.offset(along, lane)})
+                for lane in range(turn.lanes)
+            ]
+            with self.inside(points[0]):
+                for number in turn.loads:
+                    low, high = (self.halves(at, number) for at in points)
+                    for lane in range(turn.lanes):
+                        row = b.offset(b.local_id(0), lane * turn.side // 2)
+                        upper = b.binary(BinOp.SHL, high[lane], b.const(I32, 16))
+                        word = b.binary(BinOp.OR, low[lane], upper)
+                        slot = b.add(b.scaled(row, self.pitch), pair)
+                        b.store(self.memory[number], slot, word)
+
+    def point(self, outer: dict[int, Value], tiled: dict[int, Value]) -> Point:
+        """A point whose lanes lie along ``across``."""
+        indices = {**outer, **tiled}
+        where = [indices[a] for a in range(len(indices))]
+        return Point(self.b, where, self.turn.across, self.turn.lanes)
+
+    def halves(self, at: Point, number: int) -> list[Value]:
+        """The bits of the elements that a turned load reads, each in the low half of a word."""
+        b, step = self.b, self.group.body[number]
+        assert isinstance(step, LoadStep)
+        bits = b.bitcast(load(at, self.buffers, step), VecType(I16, at.lanes))
+        wide = b.convert(ConvertOp.ZEXT, bits, VecType(I32, at.lanes))
+        return [b.extract(wide, lane) for lane in range(at.lanes)]
 
     @contextmanager
     def inside(self, at: Point) -> Generator[None]:
@@ -231,10 +286,21 @@ class _Turned:
         """The elements of a turned load at a point of the common axis."""
         b, memory, elem = self.b, self.memory[number], self.group.body[number].type
         parts = [b.load(memory, slot) for slot in slots]
+        if self.is_packed:
+            (word,) = parts
+            parts = [word, b.binary(BinOp.SHR_L, word, b.const(I32, 16))]
         value = b.splat(parts[0], len(parts))
         for lane, part in enumerate(parts[1:], start=1):
             value = b.insert(value, part, lane)
+        if self.is_packed:
+            bits = b.convert(ConvertOp.TRUNC, value, VecType(I16, len(parts)))
+            return b.bitcast(bits, VecType(elem, len(parts)))
         return _narrowed(b, value, elem)
+
+
+def _packs(group: LoopGroup, turn: Turn) -> bool:
+    """Whether two elements of every turned load share a word."""
+    return turn.lanes == 2 and all(group.body[n].type.bits == 16 for n in turn.loads)
 
 
 def _held(elem: ScalarType) -> ScalarType:
