@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vkjit.errors import InternalError
 from vkjit.lowering.gpu import choose, gemm_schedule
 from vkjit.lowering.kernel.interpret import run
 from vkjit.lowering.kernel.interpret_ops import DTYPES
@@ -351,6 +352,18 @@ def test_parts_of_a_sum_are_joined_in_a_second_kernel() -> None:
     uneven = check(matrices((16, 16, 250)), schedule)
     assert [k.name for k in uneven] == ["gemm_tiled", "gemm_tiled", "pointwise"]
     assert [k.name for k in check(matrices((16, 16, 1)), schedule)] == ["gemm_tiled"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"block_k": 12}, {"tile_m": 5}, {"slices": 3}, {"unroll": 3}, {"stages": 3}, {"split_k": 0}],
+    ids=str,
+)
+def test_numbers_that_do_not_divide_each_other_are_refused(change: dict[str, int]) -> None:
+    group = matrices((16, 16, 16))
+    schedule = replace(TiledSchedule(16, 16, 8, 4, 4), **change)
+    with pytest.raises(InternalError, match="do not divide each other"):
+        lowered(group, schedule, [ArrayInfo(F32, 256)] * 3)
 
 
 SHAPES = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import final
 
+from vkjit.errors import InternalError
 from vkjit.lowering.gpu.gemm_join import MOST_PARTS
 from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import TiledSchedule
@@ -97,6 +98,26 @@ def fits(group: ContractGroup, schedule: TiledSchedule, target: Target) -> bool:
         and y <= target.max_workgroup[1]
         and nbytes <= target.shared_bytes
     )
+
+
+def require_sound(schedule: TiledSchedule) -> None:
+    """Refuses numbers that do not go together, which only a text written by hand can have.
+
+    Raises:
+        InternalError: tiles, slices or turns of the loop do not divide each other.
+    """
+    s = schedule
+    numbers = (s.block_m, s.block_n, s.block_k, s.tile_m, s.tile_n, s.split_k, s.slices, s.unroll)
+    sound = (
+        min(numbers) > 0
+        and s.stages in (1, 2)
+        and s.block_m % s.tile_m == s.block_n % s.tile_n == 0
+        and s.block_k & (s.block_k - 1) == 0
+        and s.block_k % s.slices == 0
+        and s.block_k // s.slices % min(s.unroll, s.block_k // s.slices) == 0
+    )
+    if not sound:
+        raise InternalError(f"gemm: {s.text()} has numbers that do not divide each other")
 
 
 def costs(group: ContractGroup, target: Target) -> dict[TiledSchedule, float]:

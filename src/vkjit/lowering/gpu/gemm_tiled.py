@@ -30,7 +30,7 @@ from vkjit.lowering.gpu.gemm_epilogue import (
 )
 from vkjit.lowering.gpu.gemm_fill import Source, Staging
 from vkjit.lowering.gpu.gemm_join import split_sum
-from vkjit.lowering.gpu.gemm_schedule import lanes_of, pitch
+from vkjit.lowering.gpu.gemm_schedule import lanes_of, pitch, require_sound
 from vkjit.lowering.gpu.grid import Grid, within
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Const, Value
@@ -48,7 +48,12 @@ _BAND = 8
 def contract(
     group: ContractGroup, schedule: TiledSchedule, context: TemplateContext
 ) -> list[Lowered]:
-    """A workgroup for each tile of the product, batch index and part of the sum."""
+    """A workgroup for each tile of the product, batch index and part of the sum.
+
+    Raises:
+        InternalError: the numbers of the schedule do not go together.
+    """
+    require_sound(schedule)
     lower = partial(_kernel, schedule, context)
     return split_sum(group, schedule.split_k, context, lower)
 
