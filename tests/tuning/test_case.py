@@ -12,6 +12,7 @@ import vkjit as vj
 import vkjit.numpy as jnp
 from tests.tuning.fakes import DEFAULT, GPU, FakeGpu, product
 from vkjit.lowering.compile import compile_program
+from vkjit.lowering.kernel.specs import Precision
 from vkjit.lowering.kernel.types import F16, F32
 from vkjit.lowering.kernel.views import View
 from vkjit.tuning.admission import Admission
@@ -57,6 +58,9 @@ def test_keys_differ_by_shape_type_layout_and_epilogue() -> None:
         key(lambda a, b: a @ b * 3, *shapes),
         key(jnp.matmul, (2, 64, 32), (2, 32, 48)),
     ]
+    high = product()
+    high = replace(high, group=replace(high.group, precision=Precision.HIGH))
+    keys += [group_key(product()), group_key(high)]
     assert len(set(keys)) == len(keys)
     assert keys[0] == "contract 64x48x32 f32[8,1] * f32[8,1] in f32 to f32[8,1] epilogue none"
     assert key(lambda x, y: x @ y, *shapes) == keys[0]
@@ -144,6 +148,26 @@ def test_an_overflow_of_the_result_may_round_either_way_and_no_further() -> None
     (want,) = wanted(case, arrays)
     assert excess(np.array([[65504], [np.inf]], np.float16), want) <= 1
     assert excess(np.array([[65504], [65504]], np.float16), want) > 1
+
+
+@pytest.mark.parametrize(
+    ("precision", "bits"),
+    [(Precision.HIGHEST, 21), (Precision.F16X3, 18), (Precision.HIGH, 14), (Precision.BFLOAT16, 6)],
+)
+def test_operands_may_lose_what_the_precision_says(precision: Precision, bits: int) -> None:
+    """Operands cut to ``bits`` bits are too coarse for it, four bits more are good enough."""
+    case = product(40, 30, 20)
+    case = replace(case, group=replace(case.group, precision=precision))
+    arrays = inputs(case, Values.RANDOM, 5)
+    (want,) = wanted(case, arrays)
+
+    def cut(x: np.ndarray[Any, Any], kept: int) -> np.ndarray[Any, Any]:
+        fraction, exponent = np.frexp(x.astype(np.float64))
+        return np.ldexp(np.round(fraction * 2.0**kept) / 2.0**kept, exponent)
+
+    for kept, right in ((bits - 4, False), (bits + 4, True)):
+        x, y = (cut(arrays[a], kept).reshape(s) for a, s in ((0, (40, 20)), (1, (20, 30))))
+        assert (excess(x @ y, want) <= 1) is right
 
 
 def test_twins_are_checked_once_for_all_groups_of_a_layout(gpu: FakeGpu) -> None:

@@ -160,6 +160,12 @@ def test_shipped_results_serve_devices_of_their_name_until_measured(
         cached.cache_clear()
 
 
+def test_what_is_shipped_can_be_read() -> None:
+    for result in defaults._all():
+        assert result.parsed().text() == result.schedule
+        assert result.hardware.name
+
+
 def test_there_is_nothing_to_tune_on_the_cpu() -> None:
     report = vj.tuning.tune(layer, *arguments(), device="cpu")
     assert report.groups == ()
