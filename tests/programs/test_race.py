@@ -20,7 +20,7 @@ from vkjit.lowering.artifact import Role
 from vkjit.lowering.plan.hazards import check_order, footprint
 
 RUNS = 1000
-INTERPRETED = 5
+INTERPRETED = 2
 WEIGHTS = 3
 BATCH, INPUTS, OUTPUTS = 16, 24, 20
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,19 @@ def test_every_step_of_every_call_is_measured(profiled_device: str, measured: An
     first, second, _ = profile.calls
     assert first.begin + first.seconds <= second.begin
     assert profile.seconds == pytest.approx(sum(row.seconds for row in profile.rows()))
+
+
+def test_threads_share_a_profile(profiled_device: str) -> None:
+    x, w = arguments()
+    jitted = vj.jit(function)
+    plain = jitted(x, w)
+    with vj.profile() as profile, ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: jitted(x, w), range(8)))
+    for result in results:
+        np.testing.assert_array_equal(result[0], plain[0])
+    assert len(profile.calls) == 8
+    steps = len(jitted.compile(x, w).plan.steps)
+    assert [len(call.steps) for call in profile.calls] == [steps] * 8
 
 
 def test_rows_name_operations_lines_and_sizes(measured: Any) -> None:

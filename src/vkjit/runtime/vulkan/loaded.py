@@ -104,12 +104,13 @@ class VulkanLoaded(Loaded):
     ) -> tuple[list[DeviceBuffer], list[StepTime]]:
         """As ``run``, one step after another, with the times that the device measured."""
         queue = self.device.queue
-        queue.wait(queue.submitted)  # so that the first step begins when it is submitted
-        started = time.perf_counter()
-        recording = self._measuring([])
-        outputs = self._call(inputs, donated, self._measuring)
-        queue.wait(recording.busy)
-        return outputs, self._step_times(recording, started)
+        with self.device.lock:  # other threads would use the recording before it is read
+            queue.wait(queue.submitted)  # so that the first step begins when it is submitted
+            started = time.perf_counter()
+            recording = self._measuring([])
+            outputs = self._call(inputs, donated, self._measuring)
+            queue.wait(recording.busy)
+            return outputs, self._step_times(recording, started)
 
     def _measuring(self, _spans: list[Span]) -> Recording:
         """The recording with timestamps, made at the first profile; it never runs twice at once."""

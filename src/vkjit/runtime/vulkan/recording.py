@@ -63,8 +63,11 @@ class Recording(ABC):
             self._bound = spans
         self._progress.reset()
         queue, progress = self.loaded.device.queue, self._progress.describe
-        for _, commands in self._parts:
-            self.busy = queue.submit(commands, progress)
+        try:
+            for _, commands in self._parts:
+                queue.submit(commands, progress)
+        finally:
+            self.busy = queue.submitted  # also when a later part, or the validation layer, refuses
         return self.busy
 
     def fits(self, spans: list[Span]) -> bool:
