@@ -29,6 +29,7 @@ from vkjit.lowering.plan.groups import (
     StoreStep,
 )
 from vkjit.lowering.plan.schedule import (
+    CoopSchedule,
     GpuContract,
     NaiveSchedule,
     SkinnySchedule,
@@ -36,7 +37,14 @@ from vkjit.lowering.plan.schedule import (
 )
 from vkjit.lowering.spirv.emit import emit
 from vkjit.lowering.spirv.validate import validate
-from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Addressing, Target, TargetKind
+from vkjit.lowering.target import (
+    ALL_SCALARS,
+    MINIMAL_GPU,
+    Addressing,
+    CoopShape,
+    Target,
+    TargetKind,
+)
 from vkjit.lowering.templates.context import Lowered, TemplateContext
 
 Array = np.ndarray[Any, Any]
@@ -398,6 +406,17 @@ def test_candidates_keep_to_the_limits(
             assert (x, y) <= target.max_workgroup[:2]
             nbytes = sum(s.length * s.elem.bytes for s in item.kernel.scratch)
             assert nbytes <= target.shared_bytes
+
+
+def test_matrix_units_come_first_unless_an_axis_is_short() -> None:
+    shapes = [CoopShape(F16, F16, F32, 16, 16, 16)]
+    features = frozenset({"subgroup_shuffle", "vulkan_memory_model"})
+    target = replace(LARGE, coop_shapes=tuple(shapes), features=features, subgroup_sizes=(32,))
+    context = TemplateContext(target, [ArrayInfo(F16, 1 << 24)] * 2 + [ArrayInfo(F32, 1 << 24)])
+    for sizes, plain in (((512, 576, 576), False), ((512, 16, 576), True), ((512, 576, 16), True)):
+        found = choose.candidates(matrices(sizes, elem=F16), context)
+        assert any(isinstance(s, CoopSchedule) for s in found)
+        assert isinstance(found[0], CoopSchedule) != plain
 
 
 def test_large_products_use_large_tiles_and_small_ones_fill_the_device() -> None:
