@@ -32,6 +32,8 @@ from vkjit.lowering.templates.space import coordinates
 
 _WORKGROUPS = 256
 """Enough to fill a large device."""
+_ENOUGH = 96
+"""Workgroups from which on parts gain less than the kernel that joins them costs."""
 _MOST_PARTS = 256
 _STEPS = 8
 """Elements of each member, at least, where the reduced axes are cut into parts."""
@@ -78,7 +80,7 @@ def column_team(group: LoopGroup, target: Target) -> ColumnTeam | None:
     while members > 1 and _shared(states, beside * members) > target.shared_bytes:
         members //= 2
     parts = 1
-    if blocks < _WORKGROUPS and length >= 2 * members * _STEPS:
+    if blocks < _ENOUGH and length >= 2 * members * _STEPS:
         parts = min(_WORKGROUPS // blocks, length // (members * _STEPS), _MOST_PARTS)
     return ColumnTeam(axis, lanes, beside, members, parts)
 

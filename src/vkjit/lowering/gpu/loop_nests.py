@@ -14,7 +14,7 @@ from vkjit.lowering.gpu.loops import Elements, default_elements, pointwise
 from vkjit.lowering.gpu.meeting import Stand, Team
 from vkjit.lowering.gpu.rows import rows
 from vkjit.lowering.gpu.split_rows import Parts, part_lengths, split_rows
-from vkjit.lowering.gpu.teams import default_team, kept, walked
+from vkjit.lowering.gpu.teams import default_team, kept, meets_by_shuffles, walked
 from vkjit.lowering.gpu.transpose import Turn, turned, turns_of
 from vkjit.lowering.plan.groups import LoopGroup
 from vkjit.lowering.target import Target
@@ -89,16 +89,21 @@ def _elements(group: LoopGroup, context: TemplateContext) -> list[Elements]:
 def _teams(group: LoopGroup, target: Target) -> list[Team]:
     default = default_team(group, target)
     found = [default]
-    if default.stand is Stand.ALONE and default.size > 1:
+    if default.stand is not Stand.BESIDE and default.size > 1:
+        alone = replace(default, rows=1, stand=Stand.ALONE)
         most = min(target.max_invocations, target.max_workgroup[0])
         for size in (64, 128, 256, 512, 1024):
             if target.subgroup_sizes[0] <= size <= most:
-                who = replace(default, size=size, keep=0, unroll=1)
+                who = replace(alone, size=size, keep=0, unroll=1)
                 found += [kept(group, who), kept(group, who, _MANY_REGISTERS)]
                 found += [walked(who, unroll) for unroll in (1, 2, 4)]
     if default.stand is Stand.CLUSTER and default.size > 1:
         half = replace(default, size=default.size // 2, rows=default.rows * 2)
         found += [kept(group, half), walked(default, 1)]
+    width = target.subgroup_sizes[0]
+    if default.stand is Stand.ALONE and default.keep and meets_by_shuffles(group, target):
+        cluster = replace(default, rows=1, size=width, stand=Stand.CLUSTER)
+        found += [kept(group, cluster)] if default.size <= 8 * width else []
     return list(dict.fromkeys(found))
 
 
@@ -108,6 +113,9 @@ def _column_teams(default: ColumnTeam, target: Target) -> list[ColumnTeam]:
         for parts in (default.parts, default.parts * 2, default.parts * 4):
             if members >= 1:
                 found.append(replace(default, members=members, parts=parts))
+    if default.beside >= 8:
+        found.append(replace(default, beside=default.beside // 2, parts=1))
+    found.append(replace(default, parts=1))
     wide = replace(default, beside=2 * default.beside, members=max(1, default.members // 2))
     if wide.beside <= target.max_workgroup[0]:
         found += [wide, replace(wide, parts=2 * default.parts)]

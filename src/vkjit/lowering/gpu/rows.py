@@ -77,6 +77,8 @@ class Nest:
         self.full = full_values(group)
         self.meeting = Meeting(b, who, target)
         self.chunks: list[Chunk] = []
+        # Every other walk runs backwards: the end of the row is still in the nearest cache.
+        self.walks = 0
         # Bounds of the part of the row that this workgroup walks; None: all of it.
         self.part: tuple[Value, Value] | None = None
 
@@ -209,6 +211,7 @@ class Nest:
     ) -> Sequence[Value]:
         """States after a walk along the row."""
         b, wanted = self.b, [s.arg for s in steps]
+        self.walks += 1
         for lower, upper, step, unroll in self.spans():
             with b.loop(lower, upper, b.index(step), states, hint="col") as loop:
                 states = loop.carried
@@ -223,7 +226,11 @@ class Nest:
         self, at: Sequence[Value], first: Value, step: int, unroll: int
     ) -> list[tuple[Value, Point]]:
         """The vectors of one turn of a loop."""
-        columns = [self.b.offset(first, turn * (step // unroll)) for turn in range(unroll)]
+        b = self.b
+        columns = [b.offset(first, turn * (step // unroll)) for turn in range(unroll)]
+        if self.walks % 2 == 0:
+            last = b.index(self.length - self.who.lanes)
+            columns = [b.sub(last, column) for column in columns]
         return [(column, self.point(at, column)) for column in columns]
 
     def stepped(
@@ -279,6 +286,7 @@ class Nest:
     ) -> None:
         """Stores full values in a walk along the row."""
         b, wanted = self.b, [s.value for s in steps]
+        self.walks += 1
         for lower, upper, step, unroll in self.spans():
             with b.loop(lower, upper, b.index(step), hint="col") as loop:
                 points = [point for _, point in self.turns(at, loop.index, step, unroll)]

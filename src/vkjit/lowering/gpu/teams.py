@@ -34,8 +34,10 @@ _SIDE_BY_SIDE = 32
 """Rows in one workgroup: a subgroup of most GPUs, and 128 bytes of float32."""
 _STEPS = 8
 """Most vectors of each member of a subgroup."""
-_FEW_STEPS = 4
+_FEW_STEPS = 2
 """Vectors of each member of a workgroup, where it can be large enough."""
+_FEW_INVOCATIONS = 1 << 16
+"""With fewer in subgroups of their own, most of a large device would have nothing to do."""
 _KEPT_STEPS = 16
 """Most vectors that members keep: more makes long kernels."""
 _KEPT_WORK = 320
@@ -51,9 +53,7 @@ def default_team(group: LoopGroup, target: Target) -> Team:
     count, length = math.prod(group.shape[:split]), math.prod(group.shape[split:])
     axis = row_axis(group)
     beside = side_by_side(group)
-    clusters = shuffles(target) and can_shuffle(
-        [t for s in group.body if isinstance(s, ReduceStep) for t in state_types(s.rule)]
-    )
+    clusters = meets_by_shuffles(group, target)
     alone = length <= _SHORT_ROW and (beside or not clusters)
     if alone or (beside and count >= _MANY_ROWS):
         return Team(1, 1, 1, axis)
@@ -65,13 +65,20 @@ def default_team(group: LoopGroup, target: Target) -> Team:
     lanes = lanes if aligned(group, last, lanes) else 1
     width = target.subgroup_sizes[0]
     steps = -(-length // lanes)
-    if clusters and steps <= width * _STEPS:
+    few = count * width < _FEW_INVOCATIONS and steps > width
+    if clusters and steps <= width * _STEPS and not few:
         size = min(width, power_of_two(steps))
         return kept(
             group, Team(_rows(count, size, width, target), size, lanes, axis, Stand.CLUSTER)
         )
     size = invocations(target, max(width, 32, min(_LARGE, power_of_two(-(-steps // _FEW_STEPS)))))
     return kept(group, Team(1, size, lanes, axis))
+
+
+def meets_by_shuffles(group: LoopGroup, target: Target) -> bool:
+    """Whether all reductions can be merged across a subgroup."""
+    rules = [s.rule for s in group.body if isinstance(s, ReduceStep)]
+    return shuffles(target) and can_shuffle([t for rule in rules for t in state_types(rule)])
 
 
 def row_axis(group: LoopGroup) -> int:
@@ -103,7 +110,11 @@ def kept(group: LoopGroup, who: Team, room: int | None = None) -> Team:
     split = len(group.shape) - group.reduced
     steps = -(-math.prod(group.shape[split:]) // (who.size * who.lanes))
     values = steps * who.lanes * live_values(group)
-    fits = values <= (room or (32 if who.size > _LARGE // 2 else 64))
+    passes = max(phases(group).values(), default=0)
+    writes = any(s.value in full_values(group) for s in group.stores)
+    # A large workgroup leaves few registers to each; only a third pass over the row is worth more.
+    few = who.size > _LARGE // 2 and passes + writes < 3
+    fits = values <= (room or (32 if few else 64))
     if steps <= _KEPT_STEPS and steps * len(group.body) <= _KEPT_WORK and fits:
         return replace(who, keep=steps, unroll=1)
     return walked(who, _unroll(group, steps))
