@@ -149,25 +149,25 @@ def cores(target: Target) -> int:
 class _Model:
     """Expected clocks of one product under different schedules."""
 
-    _LAUNCH = 6500.0
+    _LAUNCH = 7000.0
     """From one kernel to the next."""
-    _JOIN = 9000.0
+    _JOIN = 8700.0
     """Parts of sums written, a barrier, and parts read: most of two launches of small kernels."""
-    _START = 1200.0
+    _START = 1100.0
     """A workgroup's first loads, and its stores."""
-    _MEETING = 1000.0
+    _MEETING = 300.0
     """Slices that add up their sums."""
-    _LATENCY = 300.0
+    _LATENCY = 150.0
     """Global memory and a barrier, where nothing else runs meanwhile."""
     _THREADS = 200
     """Invocations that keep a core busy."""
-    _STAGING = 0.26
+    _STAGING = 0.33
     """One element on its way to shared memory, in all invocations together."""
-    _PEAK, _READ = 0.92, 0.3
+    _PEAK, _READ = 0.86, 0.1
     """Part of the peak that is reached at best, and what reads from shared memory take of it."""
     _MEMORY = 16.0
     """Bytes that a core's share of memory moves in a clock."""
-    _CACHE = 10.0
+    _CACHE = 13.0
     """Bytes that its share of the second-level cache moves."""
 
     def __init__(self, group: ContractGroup, target: Target) -> None:
@@ -181,16 +181,16 @@ class _Model:
         group = self.group
         count = max(1, workgroups(group, s))
         steps = max(1, -(-group.k // (s.block_k * s.split_k)))
-        beside = min(self._beside(s), -(-count // self.cores))
         work = s.block_m * s.block_n * s.block_k / (128 * self._efficiency(s))
         work += self._STAGING * (s.block_m + s.block_n) * s.block_k
-        wait = self._LATENCY * (0.7 if s.stages > 1 else 1.0)
-        rounds = count / (self.cores * beside)
-        rounds = math.ceil(rounds) if rounds < 2 else rounds + 0.5
+        # A core that is never idle, and workgroups that wait for their own steps one by one.
+        fluid = -(-count // self.cores) * steps * work
         alone = work * max(1.0, self._THREADS / math.prod(s.workgroup))
+        wait = self._LATENCY * (0.7 if s.stages > 1 else 1.0)
+        chain = -(-count // (self.cores * self._beside(s))) * steps * (alone + wait)
         start = self._START + (self._MEETING if s.slices > 1 else 0.0)
-        busy = rounds * (start + steps * max(beside * work, alone + wait))
-        return max(busy, self._traffic(s, count * steps)) + self._LAUNCH + self._join(s)
+        busy = start + max(fluid, chain, self._traffic(s, count * steps))
+        return busy + self._LAUNCH + self._join(s)
 
     def _traffic(self, s: TiledSchedule, tiles: int) -> float:
         """Clocks for bytes: operands and outputs once from memory, tiles from the cache."""
