@@ -47,11 +47,11 @@ def test_the_fastest_right_schedule_is_kept_with_its_receipt(gpu: FakeGpu, types
     assert result.kernels == kernels_version()
 
 
-def test_the_default_is_timed_first_and_slow_candidates_once(gpu: FakeGpu) -> None:
+def test_the_default_is_timed_first_and_slow_candidates_run_twice(gpu: FakeGpu) -> None:
     tuned(gpu)
     order = list(dict.fromkeys(gpu.timed))
     assert order == [workgroup(s) for s in (DEFAULT, FAST, SLOW)]
-    assert gpu.timed.count(workgroup(SLOW)) == 1
+    assert gpu.timed.count(workgroup(SLOW)) == 2  # a warm-up, and one that counts
     assert gpu.timed.count(workgroup(FAST)) > 3
 
 
