@@ -85,8 +85,8 @@ class _Workgroup:
         self.scheme = scheme
         self.buffers = buffers
         s = schedule
-        self.lhs = Tile(b, group, group.lhs, schedule, scheme)
-        self.rhs = Tile(b, group, group.rhs, schedule, scheme)
+        self.lhs = Tile(b, group, 0, schedule, scheme)
+        self.rhs = Tile(b, group, 1, schedule, scheme)
         self.types = (
             MatType(scheme.elem, s.fragment_m, s.fragment_k, MatUse.A),
             MatType(scheme.elem, s.fragment_k, s.fragment_n, MatUse.B),

@@ -29,6 +29,7 @@ from vkjit.lowering.kernel.types import (
     F32,
     I32,
     BinOp,
+    Buffer,
     CmpOp,
     MatType,
     MatUse,
@@ -45,45 +46,48 @@ _LANES = 4
 @final
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """One of an invocation's units of a tile: where it lies, relative to the invocation's first.
+    """One of an invocation's units of a tile: ``ahead`` rows after ``row``, in ``column``.
 
-    ``exists`` is None where every invocation has the unit.
+    ``word`` is its place in shared memory. ``exists`` is None where every invocation has the unit.
     """
 
     row: Value
     column: Value
+    ahead: int
     word: Value
     exists: Value | None
 
 
 @final
 class Tile:
-    """One operand. Rows of its tile run along the sum if ``summed``, else across it."""
+    """One operand, the left (``side`` 0) or the right one (1).
+
+    Rows of its tile run along the sum if ``summed``, else across it.
+    """
 
     def __init__(
         self,
         b: Builder,
         group: ContractGroup,
-        operand: LoadStep,
+        side: int,
         schedule: CoopSchedule,
         scheme: Scheme,
     ) -> None:
         self.b = b
-        self.operand = operand
+        self.operand: LoadStep = (group.lhs, group.rhs)[side]
         self.scheme = scheme
         self.k = group.k
         axes = len(group.batch)
-        left = operand is group.lhs
-        self.size = group.m if left else group.n
-        self.block = schedule.block_m if left else schedule.block_n
+        self.size = (group.m, group.n)[side]
+        self.block = (schedule.block_m, schedule.block_n)[side]
         self.depth = schedule.block_k
-        self._axes = (axes, axes + 1) if left else (axes + 1, axes)
-        free, total = (operand.view.strides[a] for a in self._axes)
+        self._axes = (axes + side, axes + 1 - side)
+        free, total = (self.operand.view.strides[a] for a in self._axes)
         self.summed = along_sum(free, total)
         self.rows = self.block if self.summed else self.depth
         self.columns = self.depth if self.summed else self.block
         self.pitch = pitch(self.columns)
-        name = "lhs" if left else "rhs"
+        name = ("lhs", "rhs")[side]
         names = (name,) if scheme.parts == 1 else (f"{name}_high", f"{name}_low")
         self.memories = tuple(b.scratch(n, I32, self.rows * self.pitch) for n in names)
         self.units = self._units(schedule.invocations)
@@ -94,17 +98,20 @@ class Tile:
         """The units of one invocation."""
         b, each = self.b, self.columns // UNIT
         total, local = self.rows * each, b.local_id(0)
+        aligned = count % each == 0  # all units in one column: addresses differ by constants
         found: list[_Unit] = []
+        row = column = word = local
         for start in range(0, total, count):
-            if count % each == 0:  # the same column in every row: addresses differ by constants
-                row, column = coordinates(b, local, (self.rows, each))
-                row = b.offset(row, start // each)
-            else:
+            ahead = start // each if aligned else 0
+            if start == 0 or not aligned:
                 row, column = coordinates(b, b.offset(local, start), (self.rows, each))
-            word = b.add(b.scaled(row, self.pitch), b.scaled(column, UNIT_WORDS))
-            beyond = start + count > total
-            exists = b.compare(CmpOp.LT_U, row, b.index(self.rows)) if beyond else None
-            found.append(_Unit(row, b.scaled(column, UNIT), word, exists))
+                word = b.add(b.scaled(row, self.pitch), b.scaled(column, UNIT_WORDS))
+                column = b.scaled(column, UNIT)
+            exists: Value | None = None
+            if start + count > total:
+                exists = b.compare(CmpOp.LT_U, b.offset(row, ahead), b.index(self.rows))
+            at = b.offset(word, ahead * self.pitch)
+            found.append(_Unit(row, column, ahead, at, exists))
         return found
 
     @property
@@ -139,13 +146,18 @@ class Tile:
         for index, stride in zip(batch, view.strides, strict=False):
             start = b.add(start, b.scaled(index, stride))
         begin = (first, step) if self.summed else (step, first)
+        between, along = self._strides()
         found: list[Value] = []
+        row = column = base = start
         for unit in self.units:
-            row, column = b.add(begin[0], unit.row), b.add(begin[1], unit.column)
-            if self.is_whole:
-                found += self._whole(buffers, start, row, column)
-            else:
-                found += self._gathered(buffers, start, row, column)
+            if unit.ahead == 0:
+                row, column = b.add(begin[0], unit.row), b.add(begin[1], unit.column)
+                base = b.add(b.add(start, b.scaled(row, between)), b.scaled(column, along))
+            where = b.offset(base, unit.ahead * between)
+            read = self._whole if self.is_whole else self._gathered
+            found += read(
+                buffers.of(self.operand.array), where, (b.offset(row, unit.ahead), column)
+            )
         return found
 
     def _bounds(self) -> tuple[int | None, int | None]:
@@ -162,12 +174,11 @@ class Tile:
         free, total = (self.operand.view.strides[a] for a in self._axes)
         return (free, total) if self.summed else (total, free)
 
-    def _whole(self, buffers: Buffers, start: Value, row: Value, column: Value) -> list[Value]:
-        """One unit by vectors."""
-        b, buffer = self.b, buffers.of(self.operand.array)
-        where = b.add(b.add(start, b.scaled(row, self._strides()[0])), column)
+    def _whole(self, buffer: Buffer, where: Value, place: tuple[Value, Value]) -> list[Value]:
+        """One unit, at ``place`` (its row and column of all), by vectors."""
+        b = self.b
         inside: Value | None = None
-        for value, end in zip((row, column), self._bounds(), strict=True):
+        for value, end in zip(place, self._bounds(), strict=True):
             if end is not None:
                 is_in = b.compare(CmpOp.LT_U, value, b.index(end))
                 inside = is_in if inside is None else b.binary(BinOp.AND, inside, is_in)
@@ -181,12 +192,11 @@ class Tile:
             return values
         return [b.select(inside, value, _zeros(b, value)) for value in values]
 
-    def _gathered(self, buffers: Buffers, start: Value, row: Value, column: Value) -> list[Value]:
+    def _gathered(self, buffer: Buffer, where: Value, place: tuple[Value, Value]) -> list[Value]:
         """One unit element by element, through any strides."""
-        b, buffer = self.b, buffers.of(self.operand.array)
-        between, along = self._strides()
+        b, (row, column) = self.b, place
+        _, along = self._strides()
         row_end, column_end = self._bounds()
-        base = b.add(b.add(start, b.scaled(row, between)), b.scaled(column, along))
         found: list[Value] = []
         for at in (0, _LANES):
             mask: Value | None = None
@@ -196,9 +206,9 @@ class Tile:
             if row_end is not None:
                 is_in = b.splat(b.compare(CmpOp.LT_U, row, b.index(row_end)), _LANES)
                 mask = is_in if mask is None else b.binary(BinOp.AND, mask, is_in)
-            where = b.splat(b.offset(base, at * along), _LANES)
-            where = b.add(where, b.iota(_LANES, along)) if along else where
-            found.append(b.load(buffer, where, _LANES, mask))
+            lanes = b.splat(b.offset(where, at * along), _LANES)
+            lanes = b.add(lanes, b.iota(_LANES, along)) if along else lanes
+            found.append(b.load(buffer, lanes, _LANES, mask))
         if not self.in_words:
             return found
         return [words_of(b, (found[0], found[1]))]

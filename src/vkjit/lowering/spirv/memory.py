@@ -196,16 +196,12 @@ class Memories:
 
     def matrix(self, memory: Memory, index: Value, stride: Value) -> tuple[int, int]:
         """A pointer to a matrix and its stride, in elements or vectors as the memory is made of."""
-        position, step, width = (
-            self._ctx.use(index),
-            self._ctx.use(stride),
-            self._widths.get(memory),
-        )
+        width = self._widths.get(memory)
         if width is None:
-            return self.pointer(memory, position), step
+            return self.pointer(memory, self._ctx.use(index)), self._ctx.use(stride)
         type_ = self._ctx.type(VecType(memory.elem, width))
         pointer = self._ctx.module.pointer(_storage(memory, addressed=self._addressed), type_)
-        row, rows = self._row(position, width), self._row(step, width)
+        row, rows = (quotient(self._ctx, self._multiples, v, width) for v in (index, stride))
         return self._ctx.module.value(Op.AccessChain, pointer, self._bases[memory], row), rows
 
     def alignment(self, memory: Memory, index: Value, nbytes: int) -> int:
