@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 import vkjit as vj
-from vkjit.errors import VkjitError
+from vkjit.errors import ArgumentError, VkjitError
 
 USER_FAULT = 2
 """Exit code of a wrong call, config or file."""
@@ -130,7 +130,9 @@ def tune(  # noqa: PLR0913  the flags of the command
         str | None, typer.Option(help='The products of a LoRA step of a model: "smollm2".')
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of that step.")] = 512,
-    device: Annotated[str | None, typer.Option(help="Default: the first GPU.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Default: the first real GPU, else cpu.")
+    ] = None,
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds in all.")] = 60.0,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what has a result.")] = False,
     export_to: Annotated[
@@ -152,6 +154,8 @@ def tune(  # noqa: PLR0913  the flags of the command
         jobs.append(tuning.lora_step(lora, tokens))
     if program is not None:
         jobs.append(tuning.program(program))
+    if not (jobs or show or export_to or import_from):
+        raise ArgumentError("tune: nothing to do; pass a program, --shapes, --lora or --list")
     tuning.run(jobs, console, device, budget, again=again)
     if show:
         tuning.show(console)

@@ -67,6 +67,12 @@ def test_tune_refuses_what_names_no_product() -> None:
     assert "expected MxNxK, MxNxK:TYPE" in result.stderr
 
 
+def test_tune_asks_what_to_tune() -> None:
+    result = CliRunner().invoke(app, ["tune"])
+    assert result.exit_code == 2
+    assert "pass a program, --shapes, --lora or --list" in result.stderr
+
+
 def test_tune_has_nothing_to_do_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VKJIT_CACHE_DIR", str(tmp_path))
     written = tmp_path / "all.json"
