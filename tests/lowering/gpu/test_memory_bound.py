@@ -285,6 +285,18 @@ def test_many_updates_are_ranked_first(target: Target, monkeypatch: pytest.Monke
     assert names(kernels)[-2:] == ["scatter_order", "scatter_add"]
 
 
+def test_very_many_updates_are_added_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vkjit.lowering.gpu.scatter._ONE_KERNEL", 100)
+    monkeypatch.setattr("vkjit.lowering.gpu.scatter._CHUNK", 64)
+    rng = np.random.default_rng(0)
+    for count in (128, 203, 1100):
+        ids = rng.integers(-3, 40, count).astype(np.int32)
+        base, updates = normal(37, 4), rng.standard_normal((count, 4)).astype(np.float32)
+        (got,), kernels = results(_scatter, (base, ids, updates), LARGE)
+        np.testing.assert_array_equal(got, scattered(base, ids, updates))
+        assert names(kernels).count("scatter_add") == {128: 2, 203: 4, 1100: 9}[count]
+
+
 def _scatter(base: Any, ids: Any, updates: Any) -> Any:
     return scatter_add(base, ids, updates, 0)
 

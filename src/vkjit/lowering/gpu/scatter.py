@@ -3,7 +3,8 @@
 Every update looks whether it is the first with its index. That first one owns the target there: it
 adds its followers in order. With few updates each invocation looks on its own, in one kernel; with
 many a kernel before ranks the updates by index (by counting, stable), so that the followers of an
-owner are neighbours in that order.
+owner are neighbours in that order. Very many updates are ranked and added chunk after chunk:
+comparisons grow with the square of a chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import final
 
-from vkjit.lowering.gpu.grid import each_item
+from vkjit.lowering.gpu.grid import each_item, power_of_two
 from vkjit.lowering.gpu.index import index_type
 from vkjit.lowering.gpu.lanes import BYTES, LANES
 from vkjit.lowering.kernel.build import Builder
@@ -34,6 +35,9 @@ from vkjit.lowering.templates.space import coordinates
 
 _ONE_KERNEL = 1 << 26
 """Comparisons of indices that cost about as much as another launch."""
+_CHUNK = 1 << 12
+"""Updates that are ranked together, where there are not so many that it takes ``_MOST_CHUNKS``."""
+_MOST_CHUNKS = 16
 _UNROLL = 4
 
 State = tuple[Value, ...]
@@ -46,7 +50,8 @@ def scatter_add(group: ScatterAddGroup, context: TemplateContext) -> list[Lowere
     work = _Scatter(group, context)
     if group.outer * group.count**2 * (group.inner // work.lanes) <= _ONE_KERNEL:
         return [work.searching()]
-    return [work.ranking(), work.adding()]
+    starts = range(0, group.count, work.chunk)
+    return [work.ranking(), *[work.adding(start) for start in starts]]
 
 
 @final
@@ -58,6 +63,8 @@ class _Scatter:
         self.context = context
         self.target = dense((group.outer, group.size, group.inner))
         self.lanes = _lanes(group, self.target)
+        many = power_of_two(-(-group.count // _MOST_CHUNKS))
+        self.chunk = max(_CHUNK, many)
         # Filled by ``ranking``: updates by index, and the place and number of each owner's.
         self.order = self.begin = self.many = -1
 
@@ -163,27 +170,36 @@ class _Scatter:
                 b, buffers, number, (zero,) * 4, (before, after)
             )
             begin = b.add(less, less_after)
+            start = _narrow(b, self.chunk_of(b, number))
             # The update itself is in neither half.
             same = b.sub(b.offset(b.add(most, most_after), 1), begin)
-            rank = _as_index(b, b.add(most, less_after))
+            rank = _as_index(b, b.add(start, b.add(most, less_after)))
             is_first = b.compare(CmpOp.EQ, most, less)
             owns = b.binary(BinOp.AND, is_first, self.inside(b, index))
             b.store(buffers.of(self.order), rank, _narrow(b, number))
-            b.store(buffers.of(self.begin), number, begin)
+            b.store(buffers.of(self.begin), number, b.add(start, begin))
             b.store(buffers.of(self.many), number, b.select(owns, same, zero))
 
         grid, workgroup = each_item(b, group.count, context.target, visit)
         return Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)
 
-    def adding(self) -> Lowered:
-        """Each owner adds its followers, neighbours in the order of indices."""
+    def chunk_of(self, b: Builder, number: Value) -> Value:
+        """Where the chunk of an update starts."""
+        if self.group.count <= self.chunk:
+            return b.index(0)
+        return b.binary(BinOp.AND, number, b.index(-self.chunk))
+
+    def adding(self, start: int) -> Lowered:
+        """Each owner of a chunk adds its followers, neighbours in the order of indices."""
         group = self.group
+        count = min(self.chunk, group.count - start)
         b = Builder("scatter_add", index_type(self.context))
         buffers = self.buffers(b, order=Access.READ, begin=Access.READ, many=Access.READ)
 
         def visit(item: Value) -> None:
-            shape = (group.outer, group.count, group.inner // self.lanes)
+            shape = (group.outer, count, group.inner // self.lanes)
             outer, number, column = coordinates(b, item, shape)
+            number = b.offset(number, start)
             many = _as_index(b, b.load(buffers.of(self.many), number))
             with b.branch(b.compare(CmpOp.GT, many, b.index(0))).then():
                 begin = _as_index(b, b.load(buffers.of(self.begin), number))
@@ -195,7 +211,7 @@ class _Scatter:
                     loop.yields(b.add(loop.carried[0], update))
                 store(at, buffers, self.writing(), loop.results[0])
 
-        items = group.outer * group.count * (group.inner // self.lanes)
+        items = group.outer * count * (group.inner // self.lanes)
         grid, workgroup = each_item(b, items, self.context.target, visit)
         return Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)
 
@@ -209,7 +225,7 @@ class _Scatter:
         states: State,
         visits: tuple[Visit, Visit],
     ) -> State:
-        """Visits the indices of all updates but ``number``, in order.
+        """Visits the indices of all updates of a chunk but ``number``, in order.
 
         The first of ``visits`` gets those before it, the second those after it; several at a time
         where indices lie in vectors. The block with ``number`` itself is given to both, masked.
@@ -217,19 +233,25 @@ class _Scatter:
         count, view = self.group.count, self.group.indices.view
         lanes = LANES if view.strides == (1,) and view.offset % LANES == 0 else 1
         block = lanes * _UNROLL
-        whole = b.index(count - count % block)
+        start = self.chunk_of(b, number)
+        stop: Value = b.index(count)
+        if count > self.chunk:
+            stop = b.binary(BinOp.MIN_S, b.offset(start, self.chunk), stop)
+        whole = b.binary(BinOp.AND, stop, b.index(-block))
+        if count <= self.chunk:
+            whole = b.index(count - count % block)
         mine = b.binary(BinOp.AND, number, b.index(-block))
         next_ = b.binary(BinOp.MIN_S, b.offset(mine, block), whole)
         before, after = visits
         spans = (
-            (b.index(0), mine, _UNROLL, (before,)),
+            (start, mine, _UNROLL, (before,)),
             (mine, next_, _UNROLL, visits),
             (next_, whole, _UNROLL, (after,)),
-            (whole, b.index(count), 1, visits),
+            (whole, stop, 1, visits),
         )
-        for start, end, turns, chosen in spans:
+        for first, end, turns, chosen in spans:
             width = lanes if turns > 1 else 1
-            with b.loop(start, end, b.index(width * turns), states, "other") as loop:
+            with b.loop(first, end, b.index(width * turns), states, "other") as loop:
                 states = loop.carried
                 for turn in range(turns):
                     where = b.offset(loop.index, turn * width)
