@@ -254,6 +254,20 @@ def test_outputs_that_lie_transposed(schedule: GpuContract) -> None:
 
 
 @every_schedule
+def test_outputs_apart_in_memory(schedule: GpuContract) -> None:
+    """Every second element of a larger array: nothing is stored as a vector."""
+    group = matrices((18, 21, 20))
+    arrays = filled(group)
+    arrays[2] = np.zeros(18 * 42, np.float32)
+    view = View((18, 21), (42, 2), 1)
+    group = replace(group, stores=(StoreStep(0, 2, view),))
+    got, _ = product(group, schedule, arrays)
+    want, scale = expected(group, arrays)
+    assert np.all(np.abs(seen(got, view) - want) <= tolerance(group) * scale)
+    assert not got[::2].any()
+
+
+@every_schedule
 def test_nan_and_inf_go_where_they_belong(schedule: GpuContract) -> None:
     group = matrices((33, 34, 20))
     arrays = filled(group)

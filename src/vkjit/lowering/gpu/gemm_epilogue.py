@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.types import ConvertOp, ScalarType, scalar_of, with_elem
@@ -53,3 +55,12 @@ def multiply_add(b: Builder, x: Value, y: Value, total: Value) -> Value:
     if scalar_of(total.type).kind == "float":
         return b.fma(x, y, total)
     return b.add(b.mul(x, y), total)
+
+
+def added(b: Builder, values: Sequence[Value]) -> Value:
+    """The sum of values, in pairs of pairs: rounding errors grow with the logarithm of them."""
+    level = list(values)
+    while len(level) > 1:
+        pairs = zip(level[::2], level[1::2], strict=False)
+        level = [b.add(x, y) for x, y in pairs] + level[len(level) // 2 * 2 :]
+    return level[0]

@@ -57,7 +57,8 @@ _TILES = tuple(
         (16, 16, 32, 1, 1, 2),
         (16, 16, 16, 1, 1, 1),
         (8, 8, 8, 1, 1, 1),
-        (64, 64, 32, 8, 8, 1, 1, 2),
+        (8, 16, 256, 4, 4, 1, 1, 32),
+        (16, 8, 256, 4, 4, 1, 1, 32),
         (64, 32, 32, 8, 4, 1, 1, 4),
         (32, 64, 32, 4, 8, 1, 1, 4),
     )
@@ -77,7 +78,7 @@ def pitch(block: int) -> int:
 def shared_elements(schedule: TiledSchedule) -> int:
     """Elements of shared memory that the tiles and the sums of slices take."""
     step = pitch(schedule.block_m) + pitch(schedule.block_n)
-    sums = (schedule.slices - 1) * schedule.block_m * schedule.block_n
+    sums = schedule.slices * schedule.block_m * schedule.block_n if schedule.slices > 1 else 0
     return schedule.stages * schedule.block_k * step + sums
 
 

@@ -5,8 +5,8 @@ apart, as vectors along n. The next tiles are fetched to registers while the pre
 multiplied. With two stages in shared memory they go to the other one, and one barrier a step is
 enough. Operands are read through any strides, as vectors where one axis is contiguous.
 
-Small products have several slices of invocations: each takes its share of the steps of a tile, and
-the first one adds up what the others leave in shared memory.
+Small products have several slices of invocations: each takes its share of the steps of a tile and
+leaves its sums in shared memory, where all invocations add them up, a vector of outputs each.
 
 Tiles at the edge of the product test what they read and write; the others do not: one test for
 each workgroup says which it is. Where k is no multiple of a step, the sum begins with its last,
@@ -16,12 +16,12 @@ partial step, so that the loop has whole ones only.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import final
 
 from vkjit.lowering.gpu.gemm_epilogue import (
+    added,
     buffers_of,
     finish,
     multiply_add,
@@ -34,7 +34,7 @@ from vkjit.lowering.gpu.gemm_schedule import lanes_of, pitch, require_sound
 from vkjit.lowering.gpu.grid import Grid, within
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Const, Value
-from vkjit.lowering.kernel.types import BinOp, CmpOp
+from vkjit.lowering.kernel.types import BinOp, CmpOp, Scratch
 from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import TiledSchedule
 from vkjit.lowering.templates.body import Point
@@ -117,7 +117,7 @@ class _Tile:
         self.columns = self.offsets(0, schedule.tile_n, schedule.block_n)
         self.sums = None
         if schedule.slices > 1:
-            length = (schedule.slices - 1) * schedule.block_m * schedule.block_n
+            length = schedule.slices * schedule.block_m * schedule.block_n
             self.sums = b.scratch("sums", group.accumulate, length)
 
     def offsets(self, axis: int, tile: int, block: int) -> list[Value]:
@@ -133,38 +133,37 @@ class _Tile:
         sums = [zero] * (s.tile_m * len(self.columns))
         if self.group.k:
             sums = self.summed(self.staging.aim(batch, first, edges=edges), sums)
-        if s.slices == 1:
-            self.epilogue(batch, first, sums, edges=edges)
-            return
-        with self.first_slice(sums) as met:
-            self.epilogue(batch, first, met, edges=edges)
+        outputs = self.outputs(sums) if self.sums is None else self.met(self.sums, sums)
+        for row, column, total in outputs:
+            self.write(batch, (b.add(first[0], row), b.add(first[1], column)), total, edges=edges)
 
-    @contextmanager
-    def first_slice(self, sums: Sequence[Value]) -> Generator[list[Value]]:
-        """Runs the block in the first slice, with the sums of all slices."""
+    def outputs(self, sums: Sequence[Value]) -> Iterator[tuple[Value, Value, Value]]:
+        """Row and first column in the tile of each vector of this invocation's sums."""
+        b, lanes = self.b, self.lanes
+        for place, total in enumerate(sums):
+            i, j = divmod(place, len(self.columns))
+            yield b.offset(self.rows[i // lanes], i % lanes), self.columns[j], total
+
+    def met(self, memory: Scratch, sums: Sequence[Value]) -> Iterator[tuple[Value, Value, Value]]:
+        """As ``outputs``, with the sums of all slices added up; yields inside of branches."""
         b, s, lanes = self.b, self.s, self.lanes
         columns, rows, slices = s.workgroup
-        each = columns * rows
-        memory = self.sums
-        assert memory is not None
-        mine = b.add(b.scaled(b.local_id(1), columns), b.local_id(0))
-        others = b.add(b.scaled(b.offset(b.local_id(2), -1), each), mine)
-        is_first = b.compare(CmpOp.EQ, b.local_id(2), b.index(0))
-        distance = (slices - 1) * each * lanes
-        with b.branch(is_first).otherwise():
-            for number, value in enumerate(sums):
-                b.store(memory, b.offset(b.scaled(others, lanes), number * distance), value)
+        size, count = s.block_m * s.block_n, columns * rows * slices
+        mine = b.scaled(b.local_id(2), size)
+        for row, column, total in self.outputs(sums):
+            place = b.add(b.scaled(row, s.block_n), column)
+            b.store(memory, b.add(mine, place), total)
         b.barrier()
-        with b.branch(is_first).then():
-            met: list[Value] = []
-            for number, value in enumerate(sums):
-                total = value
-                for other in range(slices - 1):
-                    start = b.scaled(b.offset(mine, other * each), lanes)
-                    part = b.load(memory, b.offset(start, number * distance), lanes)
-                    total = b.add(total, part)
-                met.append(total)
-            yield met
+        linear = b.add(b.scaled(b.local_id(1), columns), b.local_id(0))
+        linear = b.add(b.scaled(b.local_id(2), columns * rows), linear)
+        vectors = size // lanes
+        for start in range(0, vectors, count):
+            vector = b.offset(linear, start)
+            with within(b, vector, vectors, start + count):
+                place = b.scaled(vector, lanes)
+                parts = [b.load(memory, b.offset(place, i * size), lanes) for i in range(slices)]
+                row, column = coordinates(b, vector, (s.block_m, s.block_n // lanes))
+                yield row, b.scaled(column, lanes), added(b, parts)
 
     def summed(self, sources: Sequence[Source], sums: Sequence[Value]) -> Sequence[Value]:
         """The product's elements of this invocation."""
@@ -243,32 +242,22 @@ class _Tile:
         starts = (self.rows, self.columns)[side]
         return [b.load(memory, b.add(base, start), self.lanes) for start in starts]
 
-    def epilogue(
-        self,
-        batch: Sequence[Value],
-        first: tuple[Value, Value],
-        sums: Sequence[Value],
-        *,
-        edges: bool,
+    def write(
+        self, batch: Sequence[Value], at: tuple[Value, Value], total: Value, *, edges: bool
     ) -> None:
-        """Body and stores for every output of this invocation that lies inside the product."""
+        """Body and stores of a vector of outputs, of those that lie inside the product."""
         b, s, group, lanes = self.b, self.s, self.group, self.lanes
+        row, column = at
         reach_m = -(-group.m // s.block_m) * s.block_m if edges else group.m
         reach_n = -(-group.n // s.block_n) * s.block_n if edges else group.n
-        vectors = stores_vectors(group, lanes)
-        axis = len(batch) + 1
-        for i in range(s.tile_m):
-            row = b.add(first[0], b.offset(self.rows[i // lanes], i % lanes))
-            with within(b, row, group.m, reach_m):
-                for j, start in enumerate(self.columns):
-                    total, column = sums[i * len(self.columns) + j], b.add(first[1], start)
-                    if vectors:
-                        with within(b, column, group.n, reach_n):
-                            point = Point(b, [*batch, row, column], axis, lanes)
-                            finish(point, self.buffers, group, total)
-                        continue
-                    for lane in range(lanes):
-                        at = b.offset(column, lane)
-                        with within(b, at, group.n, reach_n):
-                            point = Point(b, [*batch, row, at])
-                            finish(point, self.buffers, group, b.extract(total, lane))
+        with within(b, row, group.m, reach_m):
+            if stores_vectors(group, lanes):
+                with within(b, column, group.n, reach_n):
+                    point = Point(b, [*batch, row, column], len(batch) + 1, lanes)
+                    finish(point, self.buffers, group, total)
+                return
+            for lane in range(lanes):
+                where = b.offset(column, lane)
+                element = b.extract(total, lane) if lanes > 1 else total
+                with within(b, where, group.n, reach_n):
+                    finish(Point(b, [*batch, row, where]), self.buffers, group, element)
