@@ -161,9 +161,32 @@ class _Workgroup:
         return branch.results
 
     def fetch(self, batch: Sequence[Value], first: tuple[Value, Value], step: Value) -> list[Value]:
-        """Units of both tiles from ``step`` on, to registers."""
-        left = self.lhs.fetch(self.buffers, batch, first[0], step)
-        return left + self.rhs.fetch(self.buffers, batch, first[1], step)
+        """Units of both tiles from ``step`` on, to registers.
+
+        Only tiles at an edge ask of every unit whether it is there.
+        """
+        b, tiles = self.b, (self.lhs, self.rhs)
+        places = [(start, step) for start in first]
+
+        def fetched(*, guarded: bool) -> list[Value]:
+            units = [
+                tile.fetch(self.buffers, batch, place, guarded=guarded)
+                for tile, place in zip(tiles, places, strict=True)
+            ]
+            return units[0] + units[1]
+
+        inside = [c for t, p in zip(tiles, places, strict=True) for c in t.is_inside(*p)]
+        if not inside:
+            return fetched(guarded=False)
+        whole = inside[0]
+        for other in inside[1:]:
+            whole = b.binary(BinOp.AND, whole, other)
+        branch = b.branch(whole, [*tiles[0].types, *tiles[1].types])
+        with branch.then() as region:
+            region.yields = tuple(fetched(guarded=False))
+        with branch.otherwise() as region:
+            region.yields = tuple(fetched(guarded=True))
+        return list(branch.results)
 
     def put(self, units: Sequence[Value]) -> None:
         """Fetched units to shared memory."""

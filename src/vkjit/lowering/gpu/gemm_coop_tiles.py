@@ -42,6 +42,9 @@ from vkjit.lowering.templates.space import coordinates
 
 _LANES = 4
 
+_Bounds = tuple[tuple[Value, int | None], tuple[Value, int | None]]
+"""Row and column of a unit, each with the end that it must be below, if any."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -133,19 +136,40 @@ class Tile:
 
     # -- from global memory to registers ----------------------------------------------------------
 
-    def fetch(
-        self, buffers: Buffers, batch: Sequence[Value], first: Value, step: Value
-    ) -> list[Value]:
-        """This invocation's units from ``first`` along m (or n) and ``step`` along the sum on.
+    @property
+    def types(self) -> list[VecType]:
+        """What ``fetch`` gives: for every unit a vector of words, or two of float32."""
+        each = [VecType(I32, UNIT_WORDS)] if self.in_words else [VecType(F32, _LANES)] * 2
+        return each * len(self.units)
 
-        Beyond the edges there are zeros. Every unit is one value of four words, or two vectors of
-        float32.
+    def is_inside(self, first: Value, step: Value) -> list[Value]:
+        """What holds where the whole tile is inside the operand; nothing where it always is."""
+        b = self.b
+        ends = ((first, self.block, self.size), (step, self.depth, self.k))
+        return [
+            b.compare(CmpOp.LE_U, b.offset(start, length), b.index(size))
+            for start, length, size in ends
+            if size % length
+        ]
+
+    def fetch(
+        self,
+        buffers: Buffers,
+        batch: Sequence[Value],
+        place: tuple[Value, Value],
+        *,
+        guarded: bool,
+    ) -> list[Value]:
+        """This invocation's units of the tile at a ``place`` along m (or n) and along the sum.
+
+        Beyond the edges there are zeros, if ``guarded``.
         """
         b, view = self.b, self.operand.view
         start = b.index(view.offset)
         for index, stride in zip(batch, view.strides, strict=False):
             start = b.add(start, b.scaled(index, stride))
-        begin = (first, step) if self.summed else (step, first)
+        begin = place if self.summed else (place[1], place[0])
+        ends = self._ends(guarded=guarded)
         between, along = self._strides()
         found: list[Value] = []
         row = column = base = start
@@ -155,15 +179,14 @@ class Tile:
                 base = b.add(b.add(start, b.scaled(row, between)), b.scaled(column, along))
             where = b.offset(base, unit.ahead * between)
             read = self._whole if self.is_whole else self._gathered
-            found += read(
-                buffers.of(self.operand.array), where, (b.offset(row, unit.ahead), column)
-            )
+            bounds = ((b.offset(row, unit.ahead), ends[0]), (column, ends[1]))
+            found += read(buffers.of(self.operand.array), where, bounds)
         return found
 
-    def _bounds(self) -> tuple[int | None, int | None]:
-        """Ends of rows and of columns, where the tile may reach beyond them."""
-        free = self.size if self.size % self.block else None
-        total = self.k if self.k % self.depth else None
+    def _ends(self, *, guarded: bool) -> tuple[int | None, int | None]:
+        """Ends of rows and of columns, where the units may reach beyond them."""
+        free = self.size if guarded and self.size % self.block else None
+        total = self.k if guarded and self.k % self.depth else None
         ends = (free, total) if self.summed else (total, free)
         if any(unit.exists is not None for unit in self.units):
             return (self.size if self.summed else self.k), ends[1]
@@ -174,11 +197,11 @@ class Tile:
         free, total = (self.operand.view.strides[a] for a in self._axes)
         return (free, total) if self.summed else (total, free)
 
-    def _whole(self, buffer: Buffer, where: Value, place: tuple[Value, Value]) -> list[Value]:
-        """One unit, at ``place`` (its row and column of all), by vectors."""
+    def _whole(self, buffer: Buffer, where: Value, bounds: _Bounds) -> list[Value]:
+        """One unit by vectors."""
         b = self.b
         inside: Value | None = None
-        for value, end in zip(place, self._bounds(), strict=True):
+        for value, end in bounds:
             if end is not None:
                 is_in = b.compare(CmpOp.LT_U, value, b.index(end))
                 inside = is_in if inside is None else b.binary(BinOp.AND, inside, is_in)
@@ -192,11 +215,10 @@ class Tile:
             return values
         return [b.select(inside, value, _zeros(b, value)) for value in values]
 
-    def _gathered(self, buffer: Buffer, where: Value, place: tuple[Value, Value]) -> list[Value]:
+    def _gathered(self, buffer: Buffer, where: Value, bounds: _Bounds) -> list[Value]:
         """One unit element by element, through any strides."""
-        b, (row, column) = self.b, place
+        b, ((row, row_end), (column, column_end)) = self.b, bounds
         _, along = self._strides()
-        row_end, column_end = self._bounds()
         found: list[Value] = []
         for at in (0, _LANES):
             mask: Value | None = None
