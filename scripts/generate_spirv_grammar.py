@@ -73,6 +73,7 @@ ENUMERANTS = {
     "MemorySemantics": "AcquireRelease UniformMemory WorkgroupMemory MakeAvailable MakeVisible",
     "MemoryAccess": "Aligned NonPrivatePointer",
     "GroupOperation": "Reduce",
+    "LoopControl": "DontUnroll",
     "CooperativeMatrixLayout": "RowMajorKHR ColumnMajorKHR",
     "CooperativeMatrixUse": "MatrixAKHR MatrixBKHR MatrixAccumulatorKHR",
     "CooperativeMatrixOperands": """

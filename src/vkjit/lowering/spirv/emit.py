@@ -59,6 +59,7 @@ from vkjit.lowering.spirv.grammar import (
     Capability,
     Decoration,
     ExecutionMode,
+    LoopControl,
     MemoryModel,
     MemorySemantics,
     Op,
@@ -175,7 +176,7 @@ class _Emitter:
         counter = ctx.use(node.index)
         test = Op.SGreaterThan if _counts_down(node) else Op.SLessThan
         more = module.value(test, ctx.type(I1), counter, upper)
-        module.effect(Op.LoopMerge, done, again, 0)
+        module.effect(Op.LoopMerge, done, again, _loop_control(node))
         module.effect(Op.BranchConditional, more, body, done)
         self.label(body)
         self.region(node.body)
@@ -332,6 +333,12 @@ class _Emitter:
                 self.branch(node)
             case _:
                 assert_never(node)
+
+
+def _loop_control(node: For) -> int:
+    """Loops over tensor loads are written out as far as it helps: more takes seconds to compile."""
+    written_out = any(isinstance(inner, TensorLoad) for inner in node.body.nodes)
+    return LoopControl.DontUnroll if written_out else 0
 
 
 def _counts_down(node: For) -> bool:

@@ -285,6 +285,12 @@ class GroupOperation(IntEnum):
     Reduce = 0
 
 
+class LoopControl(IntEnum):
+    """Operand kind LoopControl."""
+
+    DontUnroll = 2
+
+
 class CooperativeMatrixLayout(IntEnum):
     """Operand kind CooperativeMatrixLayout."""
 
