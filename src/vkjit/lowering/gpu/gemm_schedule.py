@@ -24,13 +24,11 @@ PADDING = 4
 _TILES = tuple(
     TiledSchedule(*numbers)
     for numbers in (
+        (128, 128, 16, 8, 8, 1, 1, 1, 16),
         (128, 128, 16, 8, 8, 2),
         (128, 128, 16, 8, 8, 1),
         (128, 128, 16, 8, 8, 2, 1, 1, 16),
-        (128, 128, 16, 8, 8, 1, 1, 1, 16),
-        (128, 128, 16, 8, 8, 1, 1, 1, 4),
         (128, 128, 8, 8, 8, 2),
-        (128, 128, 32, 8, 8, 1),
         (128, 64, 16, 8, 4, 2),
         (64, 128, 16, 4, 8, 2),
         (64, 64, 16, 8, 8, 2),
@@ -211,7 +209,7 @@ class _Model:
     def _beside(self, s: TiledSchedule) -> int:
         """Workgroups that one core runs at a time: registers, shared memory and threads allow."""
         threads = math.prod(s.workgroup)
-        registers = s.tile_m * s.tile_n + 4 * (s.tile_m + s.tile_n) + 24
+        registers = s.tile_m * s.tile_n + 2 * (s.tile_m + s.tile_n) + 24
         shared = shared_elements(s) * self.group.accumulate.bytes
         return max(1, min(16, 65536 // (registers * threads), 98304 // shared, 2048 // threads))
 
