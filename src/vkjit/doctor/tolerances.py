@@ -9,7 +9,7 @@ Two devices add in different orders, so results are compared up to
 - ``K``: the number of terms of the longest sum behind an element. Roundings of independent terms
   grow with its root: Higham and Mary, *A new approach to probabilistic rounding error analysis*,
   SIAM J. Sci. Comput. 41 (2019), theorem 2.4, where ``c`` is the ``lambda`` that sets how sure one
-  wants to be; 4 is exceeded once in 1,500 elements by the theorem, and never in practice.
+  wants to be: with 4 the theorem bounds the chance of each operation to exceed it by 1 in 1,500.
 - ``d``: roundings before and after the sum, see ``DEPTH``.
 - 2: both sides are off, each by the bracket.
 
