@@ -7,8 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import vkjit as vj
+import vkjit.numpy as jnp
 from tests.products import DTYPES, LHS, OUT, RHS, Array, Case
 from vkjit.errors import InternalError
+from vkjit.ir.evaluate import evaluate
+from vkjit.lowering.artifact import Launch
+from vkjit.lowering.compile import compile_program
 from vkjit.lowering.gpu import gemm_coop
 from vkjit.lowering.gpu.choose import candidates as choices
 from vkjit.lowering.gpu.choose import lower_contract
@@ -27,6 +32,7 @@ from vkjit.lowering.spirv.emit import emit
 from vkjit.lowering.spirv.validate import validate
 from vkjit.lowering.target import ALL_SCALARS, Addressing, CoopShape, Target, TargetKind
 from vkjit.lowering.templates.context import TemplateContext
+from vkjit.runtime.reference import ReferenceDevice
 
 
 def shapes(m: int, n: int, k: int) -> tuple[CoopShape, ...]:
@@ -381,3 +387,15 @@ def test_matrix_units_come_first_where_they_serve() -> None:
     assert isinstance(found[-1], NaiveSchedule)
     (item,) = lower_contract(case.group(), found[0], context)
     assert item.kernel.name == "gemm_coop"
+
+
+def test_a_traced_product_of_an_array_with_itself() -> None:
+    x = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float16)
+    program = vj.make_ir(lambda x: jnp.tanh(x @ x[::-1].T))(x)
+    plan = compile_program(program, LARGE).plan
+    names = [s.kernel.name for s in plan.steps if isinstance(s, Launch)]
+    assert names == ["gemm_coop"]
+    device = ReferenceDevice(LARGE)
+    (out,) = device.load(plan).run([device.upload(x)])
+    got = device.download(out, np.float16, (40, 40))
+    np.testing.assert_array_max_ulp(got, evaluate(program, [x])[0], 2)
