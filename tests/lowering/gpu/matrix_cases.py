@@ -59,6 +59,12 @@ def tanh(b: Builder, x: Value) -> Value:
     return b.unary(UnOp.TANH, x)
 
 
+def logistic(b: Builder, x: Value) -> Value:
+    """A function with a division, which some targets correct."""
+    one = b.const(x.type, 1.0)
+    return b.binary(BinOp.DIV, one, b.add(one, b.unary(UnOp.EXP, b.unary(UnOp.NEG, x))))
+
+
 @dataclass(frozen=True)
 class Case:
     """A product: sizes, storage of the operands, types, and what follows it."""
@@ -92,6 +98,12 @@ def group_of(case: Case) -> tuple[ContractGroup, list[ArrayInfo]]:
     body: list[BodyStep] = [ProductStep(case.elem)]
     if case.epilogue == "float32":
         body.append(ScalarStep(float_cast(F32), (0,), F32))
+    elif case.epilogue == "logistic":
+        body += [
+            ScalarStep(float_cast(F32), (0,), F32),
+            ScalarStep(logistic, (1,), F32),
+            ScalarStep(float_cast(case.elem), (2,), case.elem),
+        ]
     elif case.epilogue == "all":
         columns = View(out.shape, (*(0,) * (rank + 1), 1), 0)
         body += [
@@ -150,6 +162,9 @@ def expected(case: Case, values: list[Array]) -> tuple[Array, Array]:
     bound = (case.k + 1) * EPSILON[case.accumulate] * magnitude + EPSILON[case.elem] * (
         np.abs(product) + magnitude * EPSILON[case.accumulate]
     )
+    if case.epilogue == "logistic":
+        product = 1 / (1 + np.exp(-product))
+        bound = bound + 8 * EPSILON[F32] + EPSILON[case.elem]
     if case.epilogue == "all":
         product = np.tanh(product + values[2].astype(np.float64))
         product = product + values[3].astype(np.float64).reshape(product.shape)

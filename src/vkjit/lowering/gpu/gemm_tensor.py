@@ -31,7 +31,7 @@ from vkjit.lowering.templates.body import Point
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.space import coordinates
 
-_UNROLLED_EDGE = 4
+_UNROLLED_EDGE = 2
 """Steps of the loop of a clamped tile that are written out: it waits for memory anyway."""
 
 

@@ -27,25 +27,27 @@ _CORES = 132
 """Where the device does not tell how many it has."""
 _EDGE = 0.8
 """What clamped tiles take longer than others, relative to those."""
+_LAUNCH, _JOINED = 5e6, 0.6
+"""What the kernel that joins parts takes, and each number that it moves, in multiply-adds."""
 _LEAST = 16
 """Rows, columns and steps of a product below which matrices are mostly padding."""
 _SPLIT_FROM = 2048
 """Steps of a sum from which parts of it are worth a second kernel."""
 
 _WORKGROUP = {
-    # (block_m, block_n, block_k, invocations, unroll): sums per clock relative to the best
-    (256, 256, 32, 256, 16): 1.25,
-    (256, 256, 32, 256, 8): 1.2,
-    (128, 256, 32, 256, 16): 1.0,
-    (128, 256, 32, 256, 8): 0.96,
-    (256, 128, 32, 256, 16): 0.98,
-    (256, 128, 32, 256, 8): 0.94,
+    # (block_m, block_n, block_k, invocations, unroll): sums per clock relative to the fourth
+    (256, 256, 32, 256, 8): 1.09,
+    (256, 256, 32, 256, 16): 1.05,
     (128, 256, 64, 256, 8): 0.95,
-    (128, 128, 32, 128, 16): 0.94,
-    (128, 128, 32, 128, 8): 0.92,
+    (128, 256, 32, 256, 8): 1.0,
+    (128, 256, 32, 256, 16): 0.97,
+    (256, 128, 32, 256, 8): 0.9,
+    (256, 128, 32, 256, 16): 0.88,
+    (128, 128, 32, 128, 8): 0.9,
+    (128, 128, 32, 128, 16): 0.89,
     (128, 128, 64, 256, 8): 0.8,
+    (128, 64, 64, 128, 8): 0.74,
     (64, 128, 64, 128, 8): 0.7,
-    (128, 64, 64, 128, 8): 0.7,
     (64, 64, 64, 128, 8): 0.6,
     (64, 64, 32, 128, 8): 0.5,
     (32, 64, 64, 128, 8): 0.4,
@@ -134,7 +136,7 @@ def _time(group: ContractGroup, s: TensorSchedule, speed: float, target: Target)
     # The last round waits for the clamped tiles that it has.
     edges = 1.0 if inner < tiles and rounds == 1 else 1 - inner / tiles
     outputs = math.prod(group.batch) * group.m * group.n
-    join = (s.split_k - 1) * (2048 * 256 + 32 * outputs / cores) if s.split_k > 1 else 0
+    join = _LAUNCH + _JOINED * outputs * (s.split_k + 1) if s.split_k > 1 else 0
     return rounds * (1 + _EDGE * edges) * s.block_m * s.block_n * steps / speed + join
 
 
