@@ -384,6 +384,7 @@ def test_parts_of_a_sum_are_joined_in_a_second_kernel() -> None:
 def test_numbers_that_do_not_divide_each_other_are_refused(change: dict[str, int]) -> None:
     group = matrices((16, 16, 16))
     schedule = replace(TiledSchedule(16, 16, 8, 4, 4), **change)
+    assert not gemm_schedule.fits(group, schedule, LARGE)
     with pytest.raises(InternalError, match="do not divide each other"):
         lowered(group, schedule, [ArrayInfo(F32, 256)] * 3)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import final
 
-from vkjit.errors import InternalError
 from vkjit.lowering.gpu.gemm_join import MOST_PARTS
 from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import TiledSchedule
@@ -87,7 +86,9 @@ def workgroups(group: ContractGroup, schedule: TiledSchedule) -> int:
 
 
 def fits(group: ContractGroup, schedule: TiledSchedule, target: Target) -> bool:
-    """Whether the schedule keeps to the limits of the device."""
+    """Whether the schedule is sound and keeps to the limits of the device."""
+    if not is_sound(schedule):
+        return False
     x, y, z = schedule.workgroup
     nbytes = shared_elements(schedule) * group.accumulate.bytes
     return (
@@ -99,15 +100,14 @@ def fits(group: ContractGroup, schedule: TiledSchedule, target: Target) -> bool:
     )
 
 
-def require_sound(schedule: TiledSchedule) -> None:
-    """Refuses numbers that do not go together, which only a text written by hand can have.
+def is_sound(schedule: TiledSchedule) -> bool:
+    """Whether the numbers go together: tiles, slices and turns of the loop divide each other.
 
-    Raises:
-        InternalError: tiles, slices or turns of the loop do not divide each other.
+    Only a text written by hand can have others.
     """
     s = schedule
     numbers = (s.block_m, s.block_n, s.block_k, s.tile_m, s.tile_n, s.split_k, s.slices, s.unroll)
-    sound = (
+    return (
         min(numbers) > 0
         and s.stages in (1, 2)
         and s.block_m % s.tile_m == s.block_n % s.tile_n == 0
@@ -115,8 +115,6 @@ def require_sound(schedule: TiledSchedule) -> None:
         and s.block_k % s.slices == 0
         and s.block_k // s.slices % min(s.unroll, s.block_k // s.slices) == 0
     )
-    if not sound:
-        raise InternalError(f"gemm: {s.text()} has numbers that do not divide each other")
 
 
 def costs(group: ContractGroup, target: Target) -> dict[TiledSchedule, float]:

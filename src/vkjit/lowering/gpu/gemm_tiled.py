@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import final
 
+from vkjit.errors import InternalError
 from vkjit.lowering.gpu.gemm_epilogue import (
     added,
     buffers_of,
@@ -30,7 +31,7 @@ from vkjit.lowering.gpu.gemm_epilogue import (
 )
 from vkjit.lowering.gpu.gemm_fill import Source, Staging
 from vkjit.lowering.gpu.gemm_join import split_sum
-from vkjit.lowering.gpu.gemm_schedule import lanes_of, pitch, require_sound
+from vkjit.lowering.gpu.gemm_schedule import is_sound, lanes_of, pitch
 from vkjit.lowering.gpu.grid import Grid, within
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Const, Value
@@ -53,7 +54,8 @@ def contract(
     Raises:
         InternalError: the numbers of the schedule do not go together.
     """
-    require_sound(schedule)
+    if not is_sound(schedule):
+        raise InternalError(f"gemm: {schedule.text()} has numbers that do not divide each other")
     lower = partial(_kernel, schedule, context)
     return split_sum(group, schedule.split_k, context, lower)
 
