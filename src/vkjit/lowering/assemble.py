@@ -220,7 +220,9 @@ class Layout:
 
         uses = [Use(numbers(s.read()), numbers(s.written())) for s in steps]
         sizes = {a: self.size(a) for a in self._temporaries(steps)}
-        return [[steps[n] for n in level] for level in by_levels(uses, sizes)]
+        outside = [a for a in range(self.inputs) if a not in memory.values()]
+        others = sum(self.size(a) for a in (*outside, *self.results))
+        return [[steps[n] for n in level] for level in by_levels(uses, sizes, others)]
 
     def _temporaries(self, steps: Sequence[KernelStep]) -> set[int]:
         named = {*range(self.inputs), *self.results, *self.kept}

@@ -19,8 +19,11 @@ Levels = tuple[tuple[int, ...], ...]
 
 _REACHES = (128, 48, 16, 6)
 """How many steps ahead of the first waiting one a step may be taken from."""
-_MORE_MEMORY = 1.03
-"""Growth of the peak that wider levels may cost."""
+_LAST_STEPS = 1
+"""Steps with no more than this many after them are at the end of their chain."""
+_AT_THE_END = 24
+_MORE_MEMORY = 0.03
+"""Part of the memory of the whole plan that wider levels may add to its peak."""
 
 
 @final
@@ -95,15 +98,17 @@ class Order:
         return found
 
 
-def by_levels(uses: Sequence[Use], sizes: Mapping[int, int]) -> Levels:
+def by_levels(uses: Sequence[Use], sizes: Mapping[int, int], others: int = 0) -> Levels:
     """Steps in levels, in order; each level needs only earlier ones.
 
     Args:
         uses: of each step, in the program's order. Arrays that share memory have one number.
         sizes: bytes of the arrays that live in the arena.
+        others: bytes of all other arrays; the more there are, the less the arena matters.
     """
     known = dict(sizes)
-    limit = live_peak(lifetimes([(*u.reads, *u.writes) for u in uses], known)) * _MORE_MEMORY
+    peak = live_peak(lifetimes([(*u.reads, *u.writes) for u in uses], known))
+    limit = peak + (peak + others) * _MORE_MEMORY
     needs = _dependencies(uses)
     for reach in _REACHES:
         found = _levels(needs, reach)
@@ -138,16 +143,33 @@ def _dependencies(uses: Sequence[Use]) -> list[tuple[int, ...]]:
     return needs
 
 
+def _heights(needs: Sequence[tuple[int, ...]]) -> list[int]:
+    """How many steps follow each one, on the longest chain."""
+    heights = [0] * len(needs)
+    for step in range(len(needs) - 1, -1, -1):
+        for before in needs[step]:
+            heights[before] = max(heights[before], heights[step] + 1)
+    return heights
+
+
 def _levels(needs: Sequence[tuple[int, ...]], reach: int) -> Levels:
-    """At each level, every ready step among the first ``reach`` waiting ones."""
+    """At each level, the ready steps among the first ``reach`` waiting ones.
+
+    Steps at the end of their chain, such as the updates of an optimizer, hold up nobody, but a
+    level is as long as its longest step: they wait until there are ``_AT_THE_END`` of them.
+    """
+    heights = _heights(needs)
     done: set[int] = set()
     waiting = list(range(len(needs)))
     found: list[tuple[int, ...]] = []
     while waiting:
         ahead = waiting[:reach]
         # The first waiting step is always ready: everything that it needs came before it.
-        level = tuple([s for s in ahead if all(n in done for n in needs[s])])
+        level = [s for s in ahead if all(n in done for n in needs[s])]
+        urgent = [s for s in level if heights[s] > _LAST_STEPS]
+        if urgent and len(level) - len(urgent) < _AT_THE_END:
+            level = urgent
         done.update(level)
-        found.append(level)
+        found.append(tuple(level))
         waiting[:reach] = [s for s in ahead if s not in done]
     return tuple(found)

@@ -196,6 +196,7 @@ class _Partitioner:
                 made.deferred = (spec, tuple(operands))
                 return
         layouts = [self.over(b, made.shape) for b in operands]
+        self.space.put_short_product_last(operands)
         self.settle(operands)
         cluster, layout = self.joined(operands, layouts, made.shape)
         args = tuple([self.space.operand(b, cluster, layout) for b in operands])
@@ -284,11 +285,8 @@ class _Partitioner:
             step = self.space.operand(operands[0], cluster, layout)
             cluster.stores.append(Store(step, array, dense(made.shape), layout))
             rest = operands[1:]
-        ready = -math.inf
-        for bound, region in zip(rest, spec.regions, strict=True):
-            if region.size:
-                ready = max(ready, self.space.store(bound, array, region))
-        return Placed(array, dense(made.shape), ready)
+        parts = [(b, r) for b, r in zip(rest, spec.regions, strict=True) if r.size]
+        return Placed(array, dense(made.shape), self.space.store_parts(parts, array))
 
     def before(self, operands: Sequence[Bound]) -> float | None:
         """A position ahead of every cluster that would store one of the operands."""
@@ -442,8 +440,7 @@ class _Partitioner:
         self.space.origin = "result"
         for atom in self.program.results:
             results.append(self.result_array(self.bound(atom), inputs, results))
-        ordered = sorted(self.space.work, key=lambda item: item[0])
-        groups = [group for _, w in ordered for group in finished(w, self.space.new_array)]
+        groups = [g for w in self.space.ordered() for g in finished(w, self.space.new_array)]
         return Partition(tuple(self.space.arrays), inputs, tuple(results), tuple(groups))
 
     def result_array(self, bound: Bound, inputs: int, taken: Sequence[int]) -> int:

@@ -24,6 +24,9 @@ from vkjit.lowering.plan.cluster import (
 )
 from vkjit.lowering.plan.groups import IOTA, ArrayInfo, Group
 
+_MUCH_LONGER = 4
+"""A sum is much longer than one of a fourth of its terms."""
+
 
 @final
 class Workspace:
@@ -52,6 +55,29 @@ class Workspace:
         cluster = Cluster(at, axes, self.max_arrays, origin={self.origin: None})
         self.work.append((at, cluster))
         return cluster
+
+    def put_short_product_last(self, operands: Sequence[Bound]) -> None:
+        """Of two products that meet, has the one with the shorter sum come last.
+
+        It gets what is done with both then, and can wait for the other, as long as nobody reads it:
+        the long product runs beside whatever makes the short one's operands.
+        """
+        lazy = [b.lazy.cluster for b in operands if b.lazy is not None]
+        met = sorted(dict.fromkeys(lazy), key=lambda c: c.position)
+        if len(met) != 2:
+            return
+        first, short, long = met[0], met[0].contract, met[1].contract
+        if short is None or long is None or first.stores:
+            return
+        if short.k * _MUCH_LONGER <= long.k:
+            first.position = float(len(self.work))
+            self.work.append((first.position, first))
+
+    def ordered(self) -> list[Cluster | Group]:
+        """Clusters and groups in the order in which they run."""
+        last = {id(work): at for at, work in self.work}
+        latest = [(at, work) for at, work in self.work if last[id(work)] == at]
+        return [work for _, work in sorted(latest, key=lambda item: item[0])]
 
     def in_region(self, bound: Bound, region: int) -> Bound:
         """An operand of an equation; a recomputation reads what other regions made from memory.
@@ -100,6 +126,39 @@ class Workspace:
         step = self.operand(bound, cluster, layout)
         cluster.stores.append(Store(step, array, view, layout))
         return cluster.position
+
+    def store_parts(self, parts: Sequence[tuple[Bound, View]], array: int) -> float:
+        """Writes values to regions of one array; returns the position by which all are written.
+
+        Values of one shape that no cluster has computed yet share a cluster.
+        """
+        ready = -math.inf
+        shared: dict[tuple[int, ...], Cluster] = {}
+        apart = [b for b, _ in parts if self.storer(b) is None]
+        for bound in apart:
+            self._place_leaves(bound)  # before the clusters that read them
+        for bound, region in parts:
+            cluster = shared.get(bound.shape)
+            if bound not in apart or bound.shape != region.shape:
+                ready = max(ready, self.store(bound, array, region))
+                continue
+            if cluster is None or cluster.is_full():
+                cluster = shared[bound.shape] = self.new_cluster(bound.shape)
+            layout = self.identity(cluster)
+            step = self.operand(bound, cluster, layout)
+            cluster.stores.append(Store(step, array, region, layout))
+            ready = max(ready, cluster.position)
+        return ready
+
+    def _place_leaves(self, bound: Bound) -> None:
+        """Stores what a deferred value is computed from."""
+        if bound.const is not None:
+            return
+        if bound.deferred is None or bound.placed is not None:
+            self.placed(bound)
+            return
+        for operand in bound.deferred[1]:
+            self._place_leaves(operand)
 
     def storer(self, bound: Bound) -> Lazy | None:
         """Where a value that is not in memory was computed, if it can be stored from there."""
