@@ -170,8 +170,9 @@ def dot_product_attention(  # noqa: PLR0913  jax.nn.dot_product_attention's sign
     """Softmax attention with grouped heads.
 
     Head h of the N query heads reads head ``h // (N / K)`` of the K key and value heads. Logits
-    and softmax are f32; the result has the dtype of ``query``. A query that may see no key gives
-    0 and has zero gradients (JAX leaves that open).
+    and softmax are f32; the result has the dtype of ``query``. With 16-bit inputs the cotangents of
+    both products are rounded to that type, as in fused attention elsewhere. A query that may see no
+    key gives 0 and has zero gradients (JAX leaves that open).
 
     Args:
         query: [B,T,N,H] or [T,N,H].
@@ -206,6 +207,7 @@ def dot_product_attention(  # noqa: PLR0913  jax.nn.dot_product_attention's sign
     logits = lax.dot_general(
         stacked, key, (((3,), (3,)), ((0, 1), (0, 2))), preferred_element_type=jnp.float32
     )  # [B,K,GT,S]
+    logits = _with_rounded_cotangent(logits, query.dtype)
     logits = logits * (width**-0.5 if scale is None else scale)
     if bias is not None:
         logits = logits + _stacked(jnp.asarray(bias).astype(jnp.float32), rows, shared, group)
@@ -236,8 +238,19 @@ def _attend(logits: Any, allowed: Any, value: Any) -> Any:
         (((3,), (1,)), ((0, 1), (0, 2))),
         preferred_element_type=jnp.float32,
     )  # [B,K,R,H]
-    out = out / total
+    out = _with_rounded_cotangent(out, value.dtype) / total
     return out if allowed is None else jnp.where(top > lowest, out, 0.0)
+
+
+def _with_rounded_cotangent(x: Any, dtype: Any) -> Any:
+    """``x``, an f32 product of operands of ``dtype``; its cotangent is rounded to ``dtype``.
+
+    The products of the backward then multiply operands of one 16-bit type, which matrix units do.
+    """
+    if jnp.dtype(dtype).itemsize != 2:
+        return x
+    rounded = x.astype(dtype).astype(jnp.float32)
+    return rounded + lax.stop_gradient(x - rounded)
 
 
 def _stacked(x: Any, rows: int, shared: int, group: int) -> Any:

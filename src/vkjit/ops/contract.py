@@ -13,9 +13,22 @@ from vkjit import dtypes
 from vkjit.dtypes import DType
 from vkjit.errors import DTypeError, ShapeError
 from vkjit.ir.avals import Aval, aval
-from vkjit.ir.primitive import Array, Kind, Linear, Op, Remat, Sample, Tangent, Traits, Value
+from vkjit.ir.primitive import (
+    Array,
+    Kind,
+    Linear,
+    Op,
+    Producer,
+    Remat,
+    Sample,
+    Simpler,
+    Tangent,
+    Traits,
+    Value,
+)
+from vkjit.ir.program import Atom, Eqn
 from vkjit.lowering.kernel.specs import ContractSpec, KernelSpec
-from vkjit.ops.cast import cast
+from vkjit.ops.cast import Cast, cast
 from vkjit.ops.pointwise import total
 from vkjit.ops.structural import float_of, permute, scalar_type
 from vkjit.trace import aval_of, bind
@@ -184,6 +197,16 @@ class DotGeneral(Op):
         rank = aval_of(out).ndim
         return permute(out, (at, *(i for i in range(rank) if i != at)))
 
+    def simplify(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
+        """The product of two widened operands is that of the narrow ones: widening is exact."""
+        if self.accumulate != dtypes.float32:
+            return None
+        narrow = [_narrow_half(producer(a)) for a in args]
+        first = narrow[0]
+        if first is None or any(n is None or n.aval.dtype != first.aval.dtype for n in narrow):
+            return None
+        return self, tuple([n for n in narrow if n is not None])
+
     def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
         """A contraction."""
         return ContractSpec(
@@ -266,6 +289,15 @@ def _rest(rank: int, taken: Ints) -> Ints:
 
 def _distinct(axes: Ints, rank: int) -> bool:
     return len(set(axes)) == len(axes) and all(0 <= a < rank for a in axes)
+
+
+def _narrow_half(eqn: Eqn | None) -> Atom | None:
+    """What a cast from a 16-bit float to float32 was applied to."""
+    if eqn is None or not isinstance(eqn.prim, Cast):
+        return None
+    source = eqn.args[0]
+    widened = eqn.outs[0].aval.dtype == dtypes.float32 and dtypes.is_float(source.aval.dtype)
+    return source if widened and source.aval.dtype.itemsize == 2 else None
 
 
 def _shift(axes: Ints, is_batched: bool) -> Ints:  # noqa: FBT001  one flag of `batched`

@@ -14,7 +14,20 @@ from vkjit import dtypes
 from vkjit.dtypes import DType
 from vkjit.errors import ArgumentError, ShapeError
 from vkjit.ir.avals import Aval, aval
-from vkjit.ir.primitive import Array, Kind, Linear, Op, Remat, Sample, Tangent, Traits, Value
+from vkjit.ir.primitive import (
+    Array,
+    Kind,
+    Linear,
+    Op,
+    Producer,
+    Remat,
+    Sample,
+    Simpler,
+    Tangent,
+    Traits,
+    Value,
+)
+from vkjit.ir.program import Atom
 from vkjit.lowering.kernel.specs import IotaSpec, KernelSpec, ViewSpec
 from vkjit.lowering.kernel.views import View
 from vkjit.ops.structural import zeros
@@ -56,6 +69,16 @@ class Reshape(Op):
     def evaluate(self, *arrays: Array) -> Array:
         """ndarray.reshape."""
         return arrays[0].reshape(self.shape)
+
+    def simplify(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
+        """Nothing where the shape is the same, one reshape for two."""
+        (x,) = args
+        made = producer(x)
+        if x.aval.shape == self.shape:
+            return x
+        if made is not None and isinstance(made.prim, Reshape):
+            return self, made.args
+        return None
 
     def jvp(self, primals: Sequence[Value], tangents: Sequence[Tangent]) -> tuple[Value, Tangent]:
         """Linear."""
