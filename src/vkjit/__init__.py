@@ -17,6 +17,7 @@ from vkjit.array import Array
 from vkjit.device_array import default_device, device_put
 from vkjit.dtypes import enable_x64
 from vkjit.lax import stop_gradient
+from vkjit.ops.precision import default_matmul_precision
 from vkjit.runtime import available_devices as devices
 from vkjit.runtime.explain import info
 from vkjit.runtime.profiling import Profile, profile
@@ -31,6 +32,7 @@ __all__ = [
     "Ref",
     "ShapeDtypeStruct",
     "default_device",
+    "default_matmul_precision",
     "device_put",
     "devices",
     "enable_x64",

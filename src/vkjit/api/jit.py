@@ -21,6 +21,7 @@ from vkjit.dtypes import x64_enabled
 from vkjit.errors import ArgumentError, DonatedBufferError, InternalError, StaticArgumentError
 from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
+from vkjit.ops.precision import matmul_precision
 from vkjit.runtime.device import Device, Loaded
 from vkjit.runtime.profiling import active
 from vkjit.trace import Traced, aval_of, trace, tracing
@@ -161,7 +162,7 @@ class Jit:
         return _Call(self, args, kwargs, where)
 
     def _executable(self, call: _Call, device: Device) -> Executable:
-        key = (call.key, device.name, x64_enabled())
+        key = (call.key, device.name, x64_enabled(), matmul_precision())
         found = self._cache.get(key)
         if found is None or not found.is_current():
             self._quick.clear()  # it may hold what is replaced here
@@ -367,7 +368,7 @@ def _flat_key(args: tuple[Any, ...]) -> object:
         if type(arg) is not DeviceArray or arg.buffer.device is not device:
             return None
         avals.append(arg.aval)
-    return (device, x64_enabled(), tuning.version(), *avals)
+    return (device, x64_enabled(), matmul_precision(), tuning.version(), *avals)
 
 
 def _require_alive(leaves: Sequence[DeviceArray]) -> None:

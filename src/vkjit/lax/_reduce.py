@@ -44,7 +44,7 @@ def dot_general(
         lhs: array.
         rhs: array of the same dtype.
         dimension_numbers: ((lhs contracting, rhs contracting), (lhs batch, rhs batch)).
-        precision: accepted for compatibility; products are exact to their accumulation.
+        precision: of float32 products; see ``default_matmul_precision``.
         preferred_element_type: dtype of sums and result; None: that of the operands, with float32
             sums for 16-bit floats.
     """
@@ -56,6 +56,7 @@ def dot_general(
         (tuple(contract_lhs), tuple(contract_rhs)),
         (tuple(batch_lhs), tuple(batch_rhs)),
         preferred_element_type,
+        precision,
     )
 
 

@@ -54,7 +54,7 @@ def einsum(
         subscripts: letters for the axes of each operand, separated by commas; after ``->`` those
             of the result; without it the letters that occur once, in alphabetical order.
         operands: arrays; promoted to one dtype.
-        precision: accepted for compatibility; products are always exact to their accumulation.
+        precision: of float32 products; see ``default_matmul_precision``.
         preferred_element_type: dtype that products accumulate in and the result has.
         optimize: accepted for compatibility; the order is always the greedy one.
 
@@ -72,7 +72,8 @@ def einsum(
         first, second = _cheapest(terms, output, sizes)
         rest = [t for i, t in enumerate(terms) if i not in (first, second)]
         needed = {*output, *(label for t in rest for label in t.labels)}
-        merged = _contract(terms[first], terms[second], needed, preferred_element_type)
+        how = preferred_element_type, precision
+        merged = _contract(terms[first], terms[second], needed, how)
         terms = [*rest, merged]
     result = _arranged(_summed(terms[0], set(output)), output, sizes)
     return (
@@ -197,7 +198,8 @@ def _summed(term: Term, needed: set[Label]) -> Term:
     return Term(sum_(term.value, axis=gone, dtype=dtype), kept)
 
 
-def _contract(left: Term, right: Term, needed: set[Label], wide: DTypeLike) -> Term:
+def _contract(left: Term, right: Term, needed: set[Label], how: tuple[DTypeLike, object]) -> Term:
+    """The product of two operands; ``how`` are the dtype of its sums and its precision."""
     left = _summed(left, needed | set(right.labels))
     right = _summed(right, needed | set(left.labels))
     shared = [x for x in left.labels if x in right.labels]
@@ -209,7 +211,7 @@ def _contract(left: Term, right: Term, needed: set[Label], wide: DTypeLike) -> T
         return Term(multiply(*spread), labels)
     summed = _axes(left, inner), _axes(right, inner)
     together = _axes(left, batch), _axes(right, batch)
-    value = _linalg.contracted(left.value, right.value, summed, together, wide)
+    value = _linalg.contracted(left.value, right.value, summed, together, *how)
     free = [x for t in (left, right) for x in t.labels if x not in shared]
     return Term(value, (*batch, *free))
 

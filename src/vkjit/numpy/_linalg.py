@@ -55,8 +55,13 @@ __all__ = [
 Pairs = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def contracted(
-    x: Value, y: Value, axes: Pairs, batch: Pairs = ((), ()), wide: DTypeLike = None
+def contracted(  # noqa: PLR0913  a product has that many parts
+    x: Value,
+    y: Value,
+    axes: Pairs,
+    batch: Pairs = ((), ()),
+    wide: DTypeLike = None,
+    precision: object = None,
 ) -> Value:
     """The product of two arrays of one dtype: batch axes, free axes of ``x``, free axes of ``y``.
 
@@ -66,11 +71,12 @@ def contracted(
         axes: axes of ``x`` and of ``y`` that are summed, in pairs.
         batch: axes that run together, in pairs.
         wide: dtype of sums and result; None: float32 sums for 16-bit floats, the operands' dtype.
+        precision: of float32 products; see ``default_matmul_precision``.
     """
     preferred = None if wide is None else dtypes.canonical(wide)
     of = aval_of(x).dtype
     if of != dtypes.bool_:
-        return contract.dot_general(x, y, axes, batch, preferred)
+        return contract.dot_general(x, y, axes, batch, preferred, precision)
     counts = contract.dot_general(cast(x, dtypes.int32), cast(y, dtypes.int32), axes, batch, None)
     return cast(counts, dtypes.bool_ if preferred is None else preferred)
 
@@ -87,7 +93,7 @@ def matmul(
     Args:
         a: [..., m, k] or [k].
         b: [..., k, n] or [k].
-        precision: accepted for compatibility; products are exact to their accumulation.
+        precision: of float32 products; see ``default_matmul_precision``.
         preferred_element_type: dtype of sums and result.
 
     Returns:
@@ -107,25 +113,27 @@ def matmul(
             f"{right.shape[inner]} differ; expected (..., m, k) @ (..., k, n); transpose one"
         )
     if right.ndim <= 2:
-        return contracted(a, b, ((left.ndim - 1,), (inner,)), wide=preferred_element_type)
+        axes = (left.ndim - 1,), (inner,)
+        return contracted(a, b, axes, wide=preferred_element_type, precision=precision)
     if left.ndim == 1:
-        out = contracted(a, b, ((0,), (inner,)), wide=preferred_element_type)
-        return out
-    return _batched(a, b, preferred_element_type)
+        axes = (0,), (inner,)
+        return contracted(a, b, axes, wide=preferred_element_type, precision=precision)
+    return _batched(a, b, preferred_element_type, precision)
 
 
-def _batched(a: Value, b: Value, wide: DTypeLike) -> Value:
+def _batched(a: Value, b: Value, wide: DTypeLike, precision: object) -> Value:
     """Both have batch axes, or only ``b`` has: shared ones run together, sizes of 1 repeat."""
     left, right = aval_of(a), aval_of(b)
     batch = broadcast_shapes("matmul", left.shape[:-2], right.shape[:-2])
     if left.ndim == 2:
-        out = contracted(a, b, ((1,), (right.ndim - 2,)), wide=wide)  # [m, ..., n]
+        axes = (1,), (right.ndim - 2,)
+        out = contracted(a, b, axes, wide=wide, precision=precision)  # [m, ..., n]
         return moveaxis(out, 0, -2)
     rank = len(batch)
     a = broadcast_value(a, (*batch, *left.shape[-2:]))
     b = broadcast_value(b, (*batch, *right.shape[-2:]))
     runs = tuple(range(rank))
-    return contracted(a, b, ((rank + 1,), (rank,)), (runs, runs), wide)
+    return contracted(a, b, ((rank + 1,), (rank,)), (runs, runs), wide, precision)
 
 
 def dot(
@@ -142,7 +150,8 @@ def dot(
         return multiply(a, b)
     inner = right.ndim - 2 if right.ndim > 1 else 0
     _same("dot", left, right, left.shape[-1], right.shape[inner])
-    return contracted(a, b, ((left.ndim - 1,), (inner,)), wide=preferred_element_type)
+    axes = (left.ndim - 1,), (inner,)
+    return contracted(a, b, axes, wide=preferred_element_type, precision=precision)
 
 
 def _same(name: str, left: Aval, right: Aval, first: int, second: int) -> None:
@@ -211,7 +220,7 @@ def tensordot(
         raise ArgumentError(f"tensordot: axes {pairs}, expected as many for both operands")
     for i, j in zip(*pairs, strict=True):
         _same("tensordot", left, right, left.shape[i], right.shape[j])
-    return contracted(a, b, pairs, wide=preferred_element_type)
+    return contracted(a, b, pairs, wide=preferred_element_type, precision=precision)
 
 
 def kron(a: ArrayLike, b: ArrayLike) -> Value:

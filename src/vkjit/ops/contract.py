@@ -27,9 +27,10 @@ from vkjit.ir.primitive import (
     Value,
 )
 from vkjit.ir.program import Atom, Eqn
-from vkjit.lowering.kernel.specs import ContractSpec, KernelSpec
+from vkjit.lowering.kernel.specs import ContractSpec, KernelSpec, Precision
 from vkjit.ops.cast import Cast, cast
 from vkjit.ops.pointwise import total
+from vkjit.ops.precision import named_precision
 from vkjit.ops.structural import float_of, permute, scalar_type
 from vkjit.trace import aval_of, bind
 
@@ -42,7 +43,8 @@ class DotGeneral(Op):
     """Batched product: sums over contracting axes, keeps batch axes, joins the free ones.
 
     The result's axes are batch, free axes of lhs, free axes of rhs. Sums run in ``accumulate`` and
-    round once to ``dtype``; transposed products inherit ``accumulate``.
+    round once to ``dtype``. ``precision`` says what may stand for a product of float32 operands.
+    Transposed products inherit both.
     """
 
     lhs_contract: Ints
@@ -51,6 +53,7 @@ class DotGeneral(Op):
     rhs_batch: Ints
     accumulate: DType
     dtype: DType
+    precision: Precision = Precision.HIGHEST
 
     traits: ClassVar[Traits] = Traits(Kind.CONTRACT, Remat.COSTLY, linear_in=(0, 1))
 
@@ -170,7 +173,13 @@ class DotGeneral(Op):
             left, right = right, left
         wide = dtypes.promote_types(aval_of(left.value).dtype, aval_of(right.value).dtype)
         prim = DotGeneral(
-            left.summed, right.summed, left.batch, right.batch, self.accumulate, of.dtype
+            left.summed,
+            right.summed,
+            left.batch,
+            right.batch,
+            self.accumulate,
+            of.dtype,
+            self.precision,
         )
         out = bind(prim, cast(left.value, wide), cast(right.value, wide))
         return permute(out, _inverse(_order(batch, left, right)))
@@ -187,6 +196,7 @@ class DotGeneral(Op):
             ((0,) if both else ()) + _shift(self.rhs_batch, in_rhs),
             self.accumulate,
             self.dtype,
+            self.precision,
         )
         out = bind(prim, lhs, rhs)
         if both:
@@ -215,7 +225,15 @@ class DotGeneral(Op):
             self.lhs_contract,
             self.rhs_contract,
             scalar_type(self.accumulate),
+            self.precision,
         )
+
+    def parameters(self) -> dict[str, object]:
+        """All but a precision that asks for nothing."""
+        found = super().parameters()
+        if self.precision is Precision.HIGHEST:
+            del found["precision"]
+        return found
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -251,7 +269,9 @@ class DotGeneral(Op):
             span = (0.0, 18.0) if of == dtypes.uint8 else (-9.0, 9.0)
             pair = aval((3, 5), of), aval((5, 4), of)
             made.append(Sample(cls((1,), (0,), (), (), sums, to), pair, *span))
-        return made
+        pair = aval((17, 31), f), aval((31, 33), f)
+        low = cls((1,), (0,), (), (), f, f, Precision.F16X3)
+        return [*made, Sample(low, pair)]
 
 
 @final
@@ -304,12 +324,13 @@ def _shift(axes: Ints, is_batched: bool) -> Ints:  # noqa: FBT001  one flag of `
     return tuple(a + is_batched for a in axes)
 
 
-def dot_general(
+def dot_general(  # noqa: PLR0913  lax.dot_general's signature
     lhs: Value,
     rhs: Value,
     contract: tuple[Ints, Ints],
     batch: tuple[Ints, Ints] = ((), ()),
     preferred: DType | None = None,
+    precision: object = None,
 ) -> Value:
     """The product of ``lhs`` and ``rhs``: batch axes, free axes of lhs, free axes of rhs.
 
@@ -320,10 +341,18 @@ def dot_general(
         batch: axes of lhs and of rhs that run together, in pairs.
         preferred: dtype of the result; that of the operands by default. 16-bit floats accumulate
             in float32, others in the wider of operand and result.
+        precision: of products of float32; see ``default_matmul_precision``.
+
+    Raises:
+        ArgumentError: an unknown precision.
     """
     of = aval_of(lhs).dtype
     out = of if preferred is None else preferred
     sums = dtypes.promote_types(float_of(of), float_of(out))
     if dtypes.is_int(of):  # kernels sum integers of one dtype: they do not know the sign
         lhs, rhs = cast(lhs, sums), cast(rhs, sums)
-    return bind(DotGeneral(contract[0], contract[1], batch[0], batch[1], sums, out), lhs, rhs)
+    exact = named_precision("dot_general", precision)
+    if of != dtypes.float32:
+        exact = Precision.HIGHEST
+    prim = DotGeneral(contract[0], contract[1], batch[0], batch[1], sums, out, exact)
+    return bind(prim, lhs, rhs)
