@@ -69,7 +69,7 @@ def test_a_block_sets_it_for_its_thread():
 
 def test_a_jitted_function_is_traced_again_under_another_setting():
     product = vj.jit(jnp.matmul)
-    assert "precision" not in product.lower(X, Y).as_text().split("\n")[1]
+    assert "precision=" not in product.lower(X, Y).as_text()
     with vj.default_matmul_precision("high"):
         assert "precision='high'" in product.lower(X, Y).as_text()
     assert "precision='high'" not in product.lower(X, Y).as_text()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
+from enum import Enum
 from typing import final
 
 import numpy as np
@@ -76,7 +77,8 @@ class _Reader:
         outs, name, region, inside, args = match.groups()
         prim = self.primitives[name]
         given = _parameters(inside or "")
-        made = prim(**{f.name: given[f.name] for f in fields(prim)})  # type: ignore[arg-type]
+        named = {f.name: _field(f, given) for f in fields(prim)}  # type: ignore[arg-type]
+        made = prim(**named)
         atoms = tuple(self.atom(a) for a in _split(args or ""))
         defined = tuple(self.define(o) for o in _split(outs))
         return Eqn(made, atoms, defined, region=int(region or 0))
@@ -100,6 +102,14 @@ def _split(source: str) -> list[str]:
             start = i + 1
     rest = source[start:].strip()
     return [*items, rest] if rest else items
+
+
+def _field(field: Field[object], given: dict[str, object]) -> object:
+    """A parameter as its primitive wants it: the default where none is printed, enum members."""
+    if field.name not in given and field.default is not MISSING:
+        return field.default
+    value = given[field.name]
+    return type(field.default)(value) if isinstance(field.default, Enum) else value
 
 
 def _parameters(inside: str) -> dict[str, object]:
