@@ -60,7 +60,8 @@ class Traits:
     """All that passes may ask of a primitive.
 
     ``linear_in`` are the argument positions in which the primitive is (multi)linear, one at a time.
-    ``effect`` marks writes, which no pass may repeat, drop or move across a reader.
+    ``effect`` marks writes, which no pass may repeat, drop or move across a reader. Where one array
+    is an argument of several primitives that ``joins_cotangents``, theirs are joined, not added.
     """
 
     kind: Kind
@@ -68,6 +69,7 @@ class Traits:
     linear_in: tuple[int, ...] = ()
     effect: bool = False
     differentiable: bool = True
+    joins_cotangents: bool = False
 
 
 @final
@@ -129,6 +131,16 @@ class Primitive(ABC):
         self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
     ) -> tuple[Tangent, ...]:
         """Cotangents of the ``Linear`` arguments, None for the others."""
+
+    @classmethod
+    def join_cotangents(cls, of: Aval, parts: Sequence[tuple[Primitive, Value]]) -> Value | None:
+        """The cotangent of one argument from those of several results, or None: add transposes.
+
+        Args:
+            of: aval of the argument.
+            parts: primitives of this class that were applied to it, with their cotangents.
+        """
+        return None
 
     @abstractmethod
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import ClassVar, cast, final
 
 import numpy as np
@@ -12,7 +13,17 @@ import numpy as np
 from vkjit import dtypes
 from vkjit.errors import ArgumentError, DTypeError, ShapeError
 from vkjit.ir.avals import Aval, aval
-from vkjit.ir.primitive import Array, Kind, Linear, Op, Sample, Tangent, Traits, Value
+from vkjit.ir.primitive import (
+    Array,
+    Kind,
+    Linear,
+    Op,
+    Primitive,
+    Sample,
+    Tangent,
+    Traits,
+    Value,
+)
 from vkjit.lowering.kernel.specs import KernelSpec, PlaceSpec, ViewSpec
 from vkjit.lowering.kernel.views import View, dense
 from vkjit.ops.arithmetic import sub
@@ -62,7 +73,7 @@ class Slice(Op):
     limits: Ints
     strides: Ints
 
-    traits: ClassVar[Traits] = Traits(Kind.VIEW, linear_in=(0,))
+    traits: ClassVar[Traits] = Traits(Kind.VIEW, linear_in=(0,), joins_cotangents=True)
 
     def infer(self, *avals: Aval) -> Aval:
         """Ranges lie inside the operand."""
@@ -111,6 +122,24 @@ class Slice(Op):
         between = tuple(s - 1 for s in self.strides)
         return (pad(ct, of.dtype.type(0), self.starts, tuple(after), between),)
 
+    @classmethod
+    def join_cotangents(cls, of: Aval, parts: Sequence[tuple[Primitive, Value]]) -> Value | None:
+        """A concatenation where slices follow each other along an axis, padded to its ends."""
+        slices = [(cast("Slice", prim), ct) for prim, ct in parts]
+        axis = _run_axis([prim for prim, _ in slices], of.shape)
+        if axis is None:
+            return None
+        slices.sort(key=lambda item: (item[0].starts[axis], item[0].limits[axis]))
+        value = concatenate([ct for _, ct in slices], axis)
+        low, high = slices[0][0].starts[axis], of.shape[axis] - slices[-1][0].limits[axis]
+        if low == high == 0:
+            return value
+
+        def only(amount: int) -> Ints:
+            return tuple(amount if a == axis else 0 for a in range(of.ndim))
+
+        return pad(value, aval_of(value).dtype.type(0), only(low), only(high), only(0))
+
     def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
         """The batch axis stays whole."""
         (x,) = args
@@ -137,6 +166,22 @@ class Slice(Op):
         return made + [
             Sample(cls((1, 2), (4, 7), (2, 1)), (aval((5, 7), d),), 0.0) for d in OTHER_DTYPES
         ]
+
+
+def _run_axis(slices: Sequence[Slice], shape: Ints) -> int | None:
+    """The axis along which several slices follow each other without a gap, if there is one."""
+    if len(slices) < 2 or any(stride != 1 for part in slices for stride in part.strides):
+        return None
+    differing = [
+        axis
+        for axis, size in enumerate(shape)
+        if any((part.starts[axis], part.limits[axis]) != (0, size) for part in slices)
+    ]
+    if len(differing) != 1:
+        return None
+    (axis,) = differing
+    ranges = sorted((part.starts[axis], part.limits[axis]) for part in slices)
+    return axis if all(a[1] == b[0] for a, b in pairwise(ranges)) else None
 
 
 @final

@@ -7,7 +7,6 @@ from typing import final
 
 from vkjit.ir.primitive import Linear, Tangent, Value
 from vkjit.ir.program import Atom, Eqn, Program, Var
-from vkjit.ops.movement import Slice
 from vkjit.ops.structural import zeros
 from vkjit.passes.cotangents import Cotangents
 from vkjit.trace import bind_outs, in_region, new_region, source_of
@@ -39,8 +38,8 @@ def transpose(
                 continue
             pairs = zip(eqn.outs, cts, strict=True)
             filled = [zeros(v.aval) if ct is None else ct for v, ct in pairs]
-            if isinstance(eqn.prim, Slice) and isinstance(eqn.args[0], Var):
-                sums.add_slice(eqn.args[0], eqn.prim, filled[0])
+            if eqn.prim.traits.joins_cotangents and isinstance(eqn.args[0], Var):
+                sums.add_part(eqn.args[0], eqn.prim, filled[0])
                 continue
             args = [known.argument(a) for a in eqn.args]
             outs = eqn.prim.transpose(filled, args)
