@@ -26,6 +26,9 @@ _CORES = 128
 _LONG = 2048
 """Steps of the sum from which its parts are worth a second kernel."""
 _MOST_PARTS = 8
+_SPLIT_DEPTH = 32
+_TOO_LONG = 0.6
+"""Speed of operands in two parts with more steps than that at once (H200: 41 instead of 58 TF)."""
 _BAND = 8
 _MOST = 16
 """Schedules that are worth a measurement."""
@@ -135,16 +138,16 @@ def fits(group: ContractGroup, scheme: Scheme, schedule: CoopSchedule, target: T
 # the large tile's speed that each reaches when all cores have work (H200, float16).
 _TILES = (
     (128, 128, 64, 2, 4, 1.0),
-    (128, 128, 64, 2, 2, 1.05),
-    (128, 256, 32, 2, 4, 1.0),
+    (128, 128, 64, 2, 2, 0.95),
+    (128, 256, 32, 2, 4, 0.99),
     (256, 128, 32, 4, 2, 0.95),
-    (128, 128, 32, 2, 2, 1.0),
+    (128, 128, 32, 2, 2, 0.99),
     (128, 128, 32, 2, 4, 0.85),
     # Subgroups of 128 x 64 outputs: for sums of 16 bits only.
     (256, 256, 32, 2, 4, 1.4),
-    (128, 256, 32, 1, 4, 1.3),
-    (256, 128, 32, 2, 2, 1.3),
-    (128, 128, 64, 1, 2, 1.2),
+    (128, 256, 32, 1, 4, 1.0),
+    (256, 128, 32, 2, 2, 1.0),
+    (128, 128, 64, 1, 2, 1.0),
     (64, 128, 64, 2, 4, 0.75),
     (128, 64, 64, 4, 2, 0.75),
     (64, 128, 64, 1, 2, 0.8),
@@ -174,7 +177,9 @@ def candidates(group: ContractGroup, target: Target) -> list[CoopSchedule]:
             if fits(group, scheme, made, target):
                 for parts in _splits(group, made):
                     schedule = replace(made, split_k=parts)
-                    found[schedule] = _cost(group, schedule, tile[5])
+                    long = scheme.parts == 2 and schedule.block_k > _SPLIT_DEPTH
+                    speed = tile[5] * (_TOO_LONG if long else 1.0)
+                    found[schedule] = _cost(group, schedule, speed)
     return sorted(found, key=lambda schedule: found[schedule])[:_MOST]
 
 
