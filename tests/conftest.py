@@ -1,7 +1,8 @@
 """Settings shared by all tests: hypothesis profiles, the device argument, shared data.
 
 `device` runs a test once per device that this machine offers: ``reference``, ``cpu`` and every
-Vulkan device found, lavapipe included. ``VKJIT_TEST_DEVICES=cpu,vulkan:0`` narrows the list.
+Vulkan device found, lavapipe included, with device addresses and once more with descriptors under
+the validation layer (tests/watched.py). ``VKJIT_TEST_DEVICES=cpu,vulkan:0`` narrows the list.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # Read when vkjit is imported: every kernel is verified before it is legalized, too.
 os.environ.setdefault("VKJIT_DEBUG", "1")
+
+pytest_plugins = ["tests.watched"]  # imported after this module: it imports vkjit
 
 _QUIET = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large)
 # ci: the same examples on every run, so that a red build means a changed program.
@@ -47,12 +50,13 @@ def _devices() -> tuple[str, ...]:
         return tuple(name.strip() for name in chosen.split(","))
     from vkjit.runtime import available_devices  # noqa: PLC0415  starts the Vulkan loader
 
-    return tuple(available_devices())
+    found = available_devices()
+    return (*found, *(f"{name}+descriptors" for name in found if name.startswith("vulkan:")))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames and not _parametrized(metafunc, "device"):
-        metafunc.parametrize("device", _devices(), scope="session")
+        metafunc.parametrize("device", _devices(), indirect=True, scope="session")
 
 
 def _parametrized(metafunc: pytest.Metafunc, name: str) -> bool:

@@ -50,11 +50,15 @@ def instance() -> Instance:
 
 @final
 class Instance:
-    """A ``VkInstance``. ``messages`` are those of the validation layer, oldest first."""
+    """A ``VkInstance``. ``messages`` are those of the validation layer, oldest first.
+
+    ``received`` counts them all, also those raised since.
+    """
 
     def __init__(self, *, validation: bool) -> None:
         self.validation = validation
         self.messages: list[str] = []
+        self.received = 0
         # The version of the specification that the layer knows; without a layer, no limit.
         self.layer_version = _ANY_VERSION
         self._callback: Any = None
@@ -106,6 +110,7 @@ class Instance:
         """Has the layer call back with each warning and error."""
 
         def receive(severity: int, kind: int, data: Any, user: Any) -> int:
+            self.received += 1
             self.messages.append(f"{text(data.pMessageIdName)}: {text(data.pMessage)}")
             return 0
 
