@@ -16,6 +16,7 @@ from vkjit.lowering.plan.groups import (
     LoopGroup,
     ScanGroup,
     ScatterAddGroup,
+    SortGroup,
     StoreStep,
 )
 
@@ -62,7 +63,7 @@ def _renamed(group: Group, rename: Rename) -> Group:
                 updates=_load(group.updates, rename),
                 origin=(),
             )
-        case ScanGroup():
+        case ScanGroup() | SortGroup():
             return replace(
                 group, source=_load(group.source, rename), target=rename(group.target), origin=()
             )

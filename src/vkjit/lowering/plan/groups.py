@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from vkjit.lowering.kernel.specs import Precision, ReduceRule, ScalarFn
+from vkjit.lowering.kernel.specs import KeyRule, Precision, ReduceRule, ScalarFn
 from vkjit.lowering.kernel.types import Number, ScalarType
 from vkjit.lowering.kernel.views import View
 
@@ -184,7 +184,25 @@ class ScanGroup:
     origin: tuple[str, ...] = ()
 
 
-Group = LoopGroup | ContractGroup | ScatterAddGroup | ScanGroup
+@final
+@dataclass(frozen=True, slots=True)
+class SortGroup:
+    """The i32 positions along the middle axis of ``source`` in the order of their keys.
+
+    ``source`` is a view over (outer, length, inner); the positions are stored densely in
+    ``target``. Equal keys keep their order.
+    """
+
+    outer: int
+    length: int
+    inner: int
+    key: KeyRule
+    source: LoadStep
+    target: int
+    origin: tuple[str, ...] = ()
+
+
+Group = LoopGroup | ContractGroup | ScatterAddGroup | ScanGroup | SortGroup
 
 
 @final

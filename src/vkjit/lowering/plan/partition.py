@@ -29,6 +29,7 @@ from vkjit.lowering.kernel.specs import (
     ReduceSpec,
     ScanSpec,
     ScatterAddSpec,
+    SortSpec,
     ViewSpec,
     WriteSpec,
 )
@@ -51,13 +52,8 @@ from vkjit.lowering.plan.cluster import (
 )
 from vkjit.lowering.plan.contraction import contraction
 from vkjit.lowering.plan.finish import finished
-from vkjit.lowering.plan.groups import (
-    IOTA,
-    LoadStep,
-    Partition,
-    ScanGroup,
-    ScatterAddGroup,
-)
+from vkjit.lowering.plan.groups import IOTA, Partition, ScatterAddGroup
+from vkjit.lowering.plan.lines import scan, sort
 from vkjit.lowering.plan.workspace import Workspace
 
 _MAX_WEIGHT = 40
@@ -139,7 +135,9 @@ class _Partitioner:
             case ScatterAddSpec():
                 made.placed = self.scatter_add(operands, spec, made)
             case ScanSpec():
-                made.placed = self.scan(operands[0], spec, made)
+                made.placed = scan(self.space, operands[0], spec, made)
+            case SortSpec():
+                made.placed = sort(self.space, operands[0], spec, made)
             case WriteSpec():
                 made.placed = self.write(operands, spec, made)
             case _:
@@ -329,7 +327,7 @@ class _Partitioner:
 
     def contract_operand(self, bound: Bound, axes: tuple[int, ...]) -> View | None:
         """Stores an operand anew when its contracted axes do not form one run in memory."""
-        place = self.space.placed(bound)
+        place = self.space.placed_in_any_order(bound)
         summed = View(
             tuple(place.view.shape[a] for a in axes), tuple(place.view.strides[a] for a in axes)
         )
@@ -368,18 +366,6 @@ class _Partitioner:
         )
         return Lazy(cluster, step, layout)
 
-    def dense_view(self, bound: Bound, shape: tuple[int, ...]) -> LoadStep:
-        """An operand in memory as a view of another shape, copied where strides cannot say it."""
-        place = self.space.placed(bound)
-        view = place.view.reshaped(shape)
-        if view is None:
-            array = self.space.new_array(bound.type, math.prod(bound.shape))
-            self.space.store(
-                Bound(bound.type, bound.shape, placed=place), array, dense(bound.shape)
-            )
-            return LoadStep(array, dense(shape), bound.type)
-        return LoadStep(place.array, view, bound.type)
-
     def scatter_add(self, operands: Sequence[Bound], spec: ScatterAddSpec, made: Bound) -> Placed:
         """The first operand copied to a new array, then updated in place."""
         base, indices, updates = operands
@@ -394,31 +380,12 @@ class _Partitioner:
             inner=inner,
             count=count,
             target=array,
-            indices=self.dense_view(indices, (count,)),
-            updates=self.dense_view(updates, (outer, count, inner)),
+            indices=self.space.dense_view(indices, (count,)),
+            updates=self.space.dense_view(updates, (outer, count, inner)),
             origin=(self.space.origin,),
         )
         at = self.space.add_group(group)
         return Placed(array, dense(made.shape), at)
-
-    def scan(self, x: Bound, spec: ScanSpec, made: Bound) -> Placed:
-        """A running reduction into a new array."""
-        array = self.space.new_array(made.type, math.prod(made.shape))
-        outer, inner = math.prod(x.shape[: spec.axis]), math.prod(x.shape[spec.axis + 1 :])
-        source = self.dense_view(x, (outer, x.shape[spec.axis], inner))
-        length = x.shape[spec.axis]
-        group = ScanGroup(
-            outer,
-            length,
-            inner,
-            reverse=spec.reverse,
-            rule=spec.rule,
-            source=source,
-            target=array,
-            target_type=made.type,
-            origin=(self.space.origin,),
-        )
-        return Placed(array, dense(made.shape), self.space.add_group(group))
 
     def write(self, operands: Sequence[Bound], spec: WriteSpec, made: Bound) -> Placed:
         """A copy of the destination with the region overwritten."""

@@ -22,7 +22,7 @@ from vkjit.lowering.plan.cluster import (
     has_repeats,
     leaves,
 )
-from vkjit.lowering.plan.groups import IOTA, ArrayInfo, Group
+from vkjit.lowering.plan.groups import IOTA, ArrayInfo, Group, LoadStep
 
 _MUCH_LONGER = 4
 """A sum is much longer than one of a fourth of its terms."""
@@ -111,6 +111,21 @@ class Workspace:
         ready = self.store(bound, array, view)
         bound.placed = Placed(array, view, ready)
         return bound.placed
+
+    def placed_in_any_order(self, bound: Bound) -> Placed:
+        """As ``placed``, for readers that follow any strides.
+
+        A value that is only now computed gets the order of the array that it is computed from: a
+        cast of a transposed matrix is written as it is read.
+        """
+        if bound.placed is None and bound.deferred is not None and self.storer(bound) is None:
+            self._place_leaves(bound)
+            strides = _order_of(_leaf_views(bound), bound.shape)
+            if strides is not None:
+                view = View(bound.shape, strides)
+                array = self.new_array(bound.type, math.prod(bound.shape))
+                bound.placed = Placed(array, view, self.store(bound, array, view))
+        return self.placed(bound)
 
     def store(self, bound: Bound, array: int, view: View) -> float:
         """Writes a value to ``array`` at ``view``; returns the position that does it."""
@@ -218,11 +233,50 @@ class Workspace:
             bound.emitted = bound.emitted or Lazy(cluster, found, layout)
         return found
 
+    def dense_view(self, bound: Bound, shape: tuple[int, ...]) -> LoadStep:
+        """An operand in memory as a view of another shape, copied where strides cannot say it."""
+        place = self.placed(bound)
+        view = place.view.reshaped(shape)
+        if view is None:
+            array = self.new_array(bound.type, math.prod(bound.shape))
+            self.store(Bound(bound.type, bound.shape, placed=place), array, dense(bound.shape))
+            return LoadStep(array, dense(shape), bound.type)
+        return LoadStep(place.array, view, bound.type)
+
     def add_group(self, group: Group) -> float:
         """Appends a group that is finished already; returns its position."""
         at = float(len(self.work))
         self.work.append((at, group))
         return at
+
+
+def _leaf_views(bound: Bound) -> list[View]:
+    """How the arrays are read that a deferred value is computed from."""
+    if bound.deferred is None or bound.placed is not None:
+        return [] if bound.placed is None else [bound.placed.view]
+    return [view for operand in bound.deferred[1] for view in _leaf_views(operand)]
+
+
+def _order_of(views: Sequence[View], shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Strides of a dense array of ``shape`` with its axes in the order of the views that fill it.
+
+    None where no view has an element for each index, or where they disagree.
+    """
+    orders = {
+        tuple(sorted(range(len(shape)), key=lambda a: -view.strides[a]))
+        for view in views
+        if view.shape == shape
+        and all(s > 0 for s, n in zip(view.strides, shape, strict=True) if n > 1)
+    }
+    if len(orders) != 1:
+        return None
+    (order,) = orders
+    strides = [0] * len(shape)
+    step = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
 
 
 def _storable(emitted: Lazy | None) -> Lazy | None:
