@@ -60,7 +60,8 @@ class StageResult:
     def plain(self) -> dict[str, Any]:
         """As JSON has it: no infinities, a word for the status."""
         worst = self.worst if np.isfinite(self.worst) else None
-        return {**asdict(self), "status": self.status.value, "worst": worst}
+        figures = _finite(self.figures)
+        return {**asdict(self), "status": self.status.value, "worst": worst, "figures": figures}
 
     @classmethod
     def parse(cls, plain: dict[str, Any]) -> StageResult:
@@ -180,6 +181,15 @@ class Report:
         _write(path, json.dumps(self.plain(), indent=1, allow_nan=False) + "\n")
         _write(beside, self.text())
         return [path, beside]
+
+
+def _finite(value: Any) -> Any:
+    """Figures with words for infinities and NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in cast("list[Any]", value)]
+    return value if not isinstance(value, float) or np.isfinite(value) else str(value)
 
 
 def _write(path: Path, text: str) -> None:

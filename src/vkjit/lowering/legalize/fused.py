@@ -28,6 +28,8 @@ from vkjit.lowering.kernel.types import (
 
 FUSED_FMA = "fused_fma"
 """The feature of a target whose fused multiply-add rounds once."""
+_TINY = 2.0**-64
+"""Below it the residual of a root may be subnormal, which devices flush."""
 _SMALL = 2.0**-20
 """The largest step, of the estimate: 4 ULP, and some."""
 
@@ -61,10 +63,15 @@ def _divide(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _sqrt(b: Builder, x: Value) -> Value:
+    """Small operands are scaled up, so that the residual is not subnormal."""
+    is_tiny = b.compare(CmpOp.LT, x, _number(b, x, _TINY))
+    scaled = b.binary(BinOp.MUL, x, _number(b, x, 2.0**64))
+    x = b.select(is_tiny, scaled, x)
     root = b.unary(UnOp.SQRT, x)
     residual = b.fma(b.unary(UnOp.NEG, root), root, x)
     slope = b.binary(BinOp.DIV, _number(b, x, 0.5), root)
-    return _corrected(b, root, b.binary(BinOp.MUL, residual, slope))
+    root = _corrected(b, root, b.binary(BinOp.MUL, residual, slope))
+    return b.select(is_tiny, b.binary(BinOp.MUL, root, _number(b, x, 2.0**-32)), root)
 
 
 def _corrected(b: Builder, estimate: Value, step: Value) -> Value:
