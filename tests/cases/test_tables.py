@@ -25,8 +25,6 @@ TABLES = ("gradients", "dtypes", "shapes", "numerics", "runtime", "device")
 ERRORS = (TypeError, ValueError, RuntimeError, IndexError)
 MISSING = {
     "grad-vmap-of-cond-is-nan-safe": "lax.cond",
-    "grad-top-k-goes-to-the-chosen": "lax.top_k",
-    "grad-gather-duplicates-add": "numpy.argsort",
     "grad-custom-vjp-nondiff-argument-order": "custom_vjp",
     "grad-scan-wrt-sequence-and-carry": "lax.scan",
     "grad-fori-loop-with-cond": "lax.fori_loop",

@@ -70,6 +70,7 @@ from vkjit.lax._shape import (
     squeeze,
     transpose,
 )
+from vkjit.lax._sort import sort, top_k
 from vkjit.numpy._elementwise import abs as abs
 from vkjit.numpy._elementwise import add as add
 from vkjit.numpy._elementwise import integer_power as integer_pow
@@ -210,6 +211,7 @@ __all__ = [
     "sinh",
     "slice",
     "slice_in_dim",
+    "sort",
     "sqrt",
     "square",
     "squeeze",
@@ -217,5 +219,6 @@ __all__ = [
     "sub",
     "tan",
     "tanh",
+    "top_k",
     "transpose",
 ]

@@ -21,6 +21,7 @@ from vkjit.numpy import (
     _math,
     _reduce,
     _shape,
+    _sort,
     _take,
     _types,
     linalg,
@@ -36,6 +37,7 @@ from vkjit.numpy._logic import *
 from vkjit.numpy._math import *
 from vkjit.numpy._reduce import *
 from vkjit.numpy._shape import *
+from vkjit.numpy._sort import *
 from vkjit.numpy._take import *
 from vkjit.numpy._types import *
 
@@ -65,6 +67,7 @@ __all__ += _logic.__all__
 __all__ += _math.__all__
 __all__ += _reduce.__all__
 __all__ += _shape.__all__
+__all__ += _sort.__all__
 __all__ += _take.__all__
 __all__ += _types.__all__
 

@@ -28,6 +28,7 @@ from vkjit.lowering.plan.groups import (
     ScalarStep,
     ScanGroup,
     ScatterAddGroup,
+    SortGroup,
 )
 from vkjit.lowering.plan.partition import partition
 from vkjit.passes.pipeline import simplify
@@ -61,8 +62,9 @@ def outline(group: Group) -> str:
         head = f"loop {plain.shape} reduced {plain.reduced}"
     elif isinstance(plain, ContractGroup):
         head = f"contract {plain.batch} {plain.m}x{plain.n}x{plain.k}"
-    elif isinstance(plain, ScanGroup):
-        return f"scan {plain.outer}x{plain.length}x{plain.inner}"
+    elif isinstance(plain, (ScanGroup, SortGroup)):
+        kind = "scan" if isinstance(plain, ScanGroup) else "sort"
+        return f"{kind} {plain.outer}x{plain.length}x{plain.inner}"
     else:
         return f"scatter {plain.outer}x{plain.size}x{plain.inner}"
     steps = ", ".join(step_text(s) for s in plain.body)
@@ -196,7 +198,7 @@ def writers(group: Group) -> list[int]:
 def readers(group: Group) -> list[int]:
     if isinstance(group, ScatterAddGroup):
         return [group.indices.array, group.updates.array, group.target]
-    if isinstance(group, ScanGroup):
+    if isinstance(group, (ScanGroup, SortGroup)):
         return [group.source.array]
     loads = [s.array for s in group.body if isinstance(s, (LoadStep, GatherStep))]
     if isinstance(group, ContractGroup):

@@ -8,12 +8,14 @@ from vkjit.lowering.cpu.gemm import contract
 from vkjit.lowering.cpu.loops import pointwise
 from vkjit.lowering.cpu.rows import rows
 from vkjit.lowering.cpu.sequential import scan, scatter_add
+from vkjit.lowering.cpu.sort import sort
 from vkjit.lowering.plan.groups import (
     ContractGroup,
     Group,
     LoopGroup,
     ScanGroup,
     ScatterAddGroup,
+    SortGroup,
 )
 from vkjit.lowering.templates.context import Lowered, TemplateContext
 
@@ -31,5 +33,7 @@ def lower(group: Group, context: TemplateContext) -> list[Lowered]:
             return scatter_add(group, context)
         case ScanGroup():
             return scan(group, context)
+        case SortGroup():
+            return sort(group, context)
         case _:
             assert_never(group)

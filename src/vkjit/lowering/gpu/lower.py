@@ -10,12 +10,14 @@ from vkjit.lowering.gpu.index import MAX_ELEMENTS
 from vkjit.lowering.gpu.loop_nests import lower_loop
 from vkjit.lowering.gpu.scan import scan
 from vkjit.lowering.gpu.scatter import scatter_add
+from vkjit.lowering.gpu.sort import sort
 from vkjit.lowering.plan.groups import (
     ContractGroup,
     Group,
     LoopGroup,
     ScanGroup,
     ScatterAddGroup,
+    SortGroup,
 )
 from vkjit.lowering.plan.schedule import GpuContract
 from vkjit.lowering.templates.context import Lowered, TemplateContext
@@ -39,6 +41,8 @@ def lower(
             return scatter_add(group, context)
         case ScanGroup():
             return scan(group, context)
+        case SortGroup():
+            return sort(group, context)
         case _:
             assert_never(group)
 

@@ -102,6 +102,28 @@ class ScanSpec:
     rule: ReduceRule
 
 
+class KeyRule(Protocol):
+    """Elements as signed integers whose order is that of the sort; equal where elements tie."""
+
+    @property
+    def type(self) -> ScalarType:
+        """Of the keys: ``i32`` or ``i64``."""
+        ...
+
+    def __call__(self, b: Builder, x: Value) -> Value:
+        """The key of a scalar element."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SortSpec:
+    """The i32 positions along ``axis`` in the order of their keys; equal keys keep their order."""
+
+    axis: int
+    key: KeyRule
+
+
 class Precision(Enum):
     """How far products of float32 operands may be from those of float32; sums stay float32.
 
@@ -168,6 +190,7 @@ KernelSpec = (
     | PlaceSpec
     | ReduceSpec
     | ScanSpec
+    | SortSpec
     | ContractSpec
     | GatherSpec
     | ScatterAddSpec

@@ -1,0 +1,124 @@
+"""Sorts on the CPU: a line at a time is merged from the bottom up, lines are shared by tasks."""
+
+from __future__ import annotations
+
+from typing import final
+
+from vkjit.lowering.cpu.tasks import share, task_count
+from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.nodes import Value
+from vkjit.lowering.kernel.types import I32, Access, BinOp, CmpOp, ConvertOp
+from vkjit.lowering.kernel.views import dense
+from vkjit.lowering.plan.groups import SortGroup, StoreStep
+from vkjit.lowering.templates.body import Point, load, store
+from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
+from vkjit.lowering.templates.space import coordinates
+
+_KEY_COST = 8
+"""Additions for the key of an element."""
+_MERGE_COST = 8
+"""Additions for an element in one pass."""
+
+
+def sort(group: SortGroup, context: TemplateContext) -> list[Lowered]:
+    """A kernel that writes keys and positions, and one that sorts both together."""
+    between = _Between(group, context)
+    return [_keys(group, context, between), _Merging(group, context, between).kernel()]
+
+
+@final
+class _Between:
+    """Keys and positions of all lines, twice: passes go from one half to the other and back."""
+
+    def __init__(self, group: SortGroup, context: TemplateContext) -> None:
+        self.lines = group.outer * group.inner
+        self.size = self.lines * group.length
+        # A merge may look one element past the end of its runs.
+        self.keys = context.new_array(group.key.type, 2 * self.size + 1)
+        self.positions = context.new_array(I32, 2 * self.size + 1)
+
+    def access(self, how: Access) -> dict[int, Access]:
+        """Of both arrays."""
+        return dict.fromkeys((self.keys, self.positions), how)
+
+
+def _keys(group: SortGroup, context: TemplateContext, between: _Between) -> Lowered:
+    """Writes the keys and the positions of all lines, in order."""
+    b = Builder("sort_keys", context.target.index_type)
+    access = {group.source.array: Access.READ, **between.access(Access.WRITE)}
+    buffers = Buffers(b, context, access)
+    tasks = task_count(max(1, between.lines), between.size * _KEY_COST, context.target)
+    with share(b, between.lines, tasks) as line:
+        outer, inner = coordinates(b, line, (group.outer, group.inner))
+        start = b.scaled(line, group.length)
+        with b.loop(b.index(0), b.index(group.length), hint="position") as loop:
+            element = load(Point(b, [outer, loop.index, inner]), buffers, group.source)
+            where = b.add(start, loop.index)
+            b.store(buffers.of(between.keys), where, group.key(b, element))
+            position = b.convert(ConvertOp.TRUNC, loop.index, I32)
+            b.store(buffers.of(between.positions), where, position)
+    return Lowered(b.finish((tasks, 1, 1), origin=group.origin), buffers.arrays)
+
+
+@final
+class _Merging:
+    """The kernel that merges runs of 1, 2, 4, ... elements of each line."""
+
+    def __init__(self, group: SortGroup, context: TemplateContext, between: _Between) -> None:
+        self.group = group
+        self.passes = max(0, group.length - 1).bit_length()
+        self.lines, self.size = between.lines, between.size
+        self.b = Builder("sort", context.target.index_type)
+        access = {**between.access(Access.READ_WRITE), group.target: Access.WRITE}
+        self.buffers = Buffers(self.b, context, access)
+        self.keys = self.buffers.of(between.keys)
+        self.positions = self.buffers.of(between.positions)
+        cost = self.size * (self.passes + 1) * _MERGE_COST
+        self.tasks = task_count(max(1, self.lines), cost, context.target)
+
+    def kernel(self) -> Lowered:
+        """The passes, and the positions written out."""
+        b, group = self.b, self.group
+        write = StoreStep(0, group.target, dense((group.outer, group.length, group.inner)))
+        with share(b, self.lines, self.tasks) as line:
+            outer, inner = coordinates(b, line, (group.outer, group.inner))
+            start = b.scaled(line, group.length)
+            with b.loop(b.index(0), b.index(self.passes), hint="pass") as loop:
+                self.merges(start, loop.index)
+            last = self.size if self.passes % 2 else 0
+            with b.loop(b.index(0), b.index(group.length), hint="position") as loop:
+                found = b.load(self.positions, b.offset(b.add(start, loop.index), last))
+                store(Point(b, [outer, loop.index, inner]), self.buffers, write, found)
+        return Lowered(b.finish((self.tasks, 1, 1), origin=group.origin), self.buffers.arrays)
+
+    def merges(self, start: Value, number: Value) -> None:
+        """Merges neighbouring runs of 2 ** ``number`` elements, from one half to the other."""
+        b, size = self.b, self.size
+        source = b.add(start, b.scaled(b.binary(BinOp.AND, number, b.index(1)), size))
+        target = b.sub(b.offset(b.scaled(start, 2), size), source)
+        width = b.binary(BinOp.SHL, b.index(1), number)
+        length = b.index(self.group.length)
+        with b.loop(b.index(0), length, b.scaled(width, 2), hint="run") as loop:
+            middle = b.binary(BinOp.MIN_S, b.add(loop.index, width), length)
+            end = b.binary(BinOp.MIN_S, b.add(middle, width), length)
+            self.merge(source, target, (loop.index, middle, end))
+
+    def merge(self, source: Value, target: Value, run: tuple[Value, Value, Value]) -> None:
+        """Merges two runs; of equal keys that of the left run comes first."""
+        b, (low, middle, end) = self.b, run
+        keys, positions = self.keys, self.positions
+        with b.loop(low, end, carried=(low, middle), hint="out") as loop:
+            left, right = loop.carried
+            ours = b.load(keys, b.add(source, left))
+            theirs = b.load(keys, b.add(source, right))
+            smaller = b.compare(CmpOp.LT, theirs, ours)
+            none_left = b.compare(CmpOp.GE, left, middle)
+            some_right = b.compare(CmpOp.LT, right, end)
+            wins = b.binary(BinOp.OR, none_left, smaller)
+            taken = b.binary(BinOp.AND, some_right, wins)
+            where = b.add(target, loop.index)
+            b.store(keys, where, b.select(taken, theirs, ours))
+            chosen = b.add(source, b.select(taken, right, left))
+            b.store(positions, where, b.load(positions, chosen))
+            step = b.convert(ConvertOp.ZEXT, taken, b.kernel.index_type)
+            loop.yields(b.sub(b.offset(left, 1), step), b.add(right, step))
