@@ -164,7 +164,7 @@ class Search:
         now = datetime.datetime.now(datetime.UTC)
         receipt = Receipt(
             date=now.isoformat(timespec="seconds"),
-            version=metadata.version("vkjit"),
+            version=_version(),
             default=default.text(),
             seconds={s.text(): t for s, t in timings.seconds.items()},
             refused={s.text(): reason for s, reason in timings.refused.items()},
@@ -175,6 +175,14 @@ class Search:
         )
         hardware = self.rig.device.hardware
         return Result(hardware, kernels_version(), group_key(case), chosen.text(), receipt)
+
+
+def _version() -> str:
+    """The package's version; a source tree without an installation has none."""
+    try:
+        return metadata.version("vkjit")
+    except metadata.PackageNotFoundError:
+        return "source"
 
 
 def _batches(options: Sequence[GpuContract]) -> Iterator[Sequence[GpuContract]]:

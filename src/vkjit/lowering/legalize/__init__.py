@@ -18,6 +18,7 @@ from vkjit.lowering.kernel.types import (
     MatType,
     ScalarType,
     UnOp,
+    lanes_of,
     scalar_of,
     with_elem,
 )
@@ -123,8 +124,7 @@ class _Functions:
         if isinstance(node, Binary) and node.op in _BINARY:
             return self._binary(b, node, get)
         if isinstance(node, Binary) and node.op is BinOp.DIV and self._divides(node):
-            divide = fused_division if self._fused else exact_division
-            return divide(b, get(node.a), get(node.b))
+            return self._quotient(b, get(node.a), get(node.b))
         return None
 
     def _divides(self, node: Value) -> bool:
@@ -132,11 +132,20 @@ class _Functions:
         scalar = not isinstance(node.type, MatType) and scalar_of(node.type) in (F16, F32)
         return self._inexact and scalar
 
+    def _quotient(self, b: Builder, x: Value, y: Value) -> Value:
+        return (fused_division if self._fused else exact_division)(b, x, y)
+
+    def _root(self, b: Builder, x: Value) -> Value:
+        return (fused_sqrt if self._fused else exact_sqrt)(b, x)
+
     def _unary(self, b: Builder, node: Unary, get: Get) -> Value | None:
         if node.op in _COUNTS and self._gpu:
             return _COUNTS[node.op](b, get(node.x))
         if node.op is UnOp.SQRT and self._divides(node):
-            return (fused_sqrt if self._fused else exact_sqrt)(b, get(node.x))
+            return self._root(b, get(node.x))
+        if node.op is UnOp.RSQRT and self._divides(node):
+            one = b.splat(b.const(scalar_of(node.type), 1.0), lanes_of(node.type))
+            return self._quotient(b, one, self._root(b, get(node.x)))
         function = _UNARY.get(node.op)
         if function is None:
             return None
