@@ -152,6 +152,15 @@ def test_what_is_not_there(name: str) -> None:
     assert not hasattr(vj, name)
 
 
-@pytest.mark.parametrize("name", ["scan", "cond", "while_loop", "sort"])
+@pytest.mark.parametrize("name", ["scan", "cond", "while_loop", "fft"])
 def test_what_lax_has_not(name: str) -> None:
     assert not hasattr(vj.lax, name)
+
+
+def test_sorts_are_stable_with_nan_last_and_zeros_equal(device: str) -> None:
+    x = vj.device_put(np.array([np.nan, 1, 0, -0.0, -np.nan, 1], np.float32), device)
+    assert np.asarray(jnp.argsort(x)).tolist() == [2, 3, 1, 5, 0, 4]
+    assert np.asarray(jnp.argsort(x, descending=True)).tolist() == [0, 4, 1, 5, 2, 3]
+    assert np.asarray(vj.lax.top_k(x, 5)[1]).tolist() == [0, 4, 1, 5, 2]
+    for name in ("argpartition", "searchsorted", "percentile"):
+        assert not hasattr(jnp, name)
