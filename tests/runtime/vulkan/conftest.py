@@ -46,21 +46,6 @@ def vulkan(request: pytest.FixtureRequest, vulkan_instance):
     assert vulkan_instance.messages == []
 
 
-@pytest.fixture(params=list(Addressing), ids=lambda mode: mode.value)
-def unvalidated(request: pytest.FixtureRequest):
-    """A device without the layer, for extensions that an installed layer may be too old for."""
-    try:
-        from vkjit.runtime.vulkan.instance import Instance  # noqa: PLC0415  needs a Vulkan loader
-    except OSError as error:
-        pytest.skip(f"no Vulkan loader: {error}")
-    instance = Instance(validation=False)
-    if not instance.physical_devices():
-        pytest.skip("no Vulkan driver")
-    device = open_with(instance, request.param)
-    yield device
-    device.close()
-
-
 @pytest.fixture
 def fresh(request: pytest.FixtureRequest, vulkan_instance):
     """Opens devices of its own for a test, and closes them."""

@@ -40,7 +40,7 @@ def test_no_kernel_has_more_arrays_than_the_device_binds(fresh, limit: int):
     rng = np.random.default_rng(0)
     args = [rng.standard_normal(COUNT, np.float32) for _ in range(20)]
     free = compiled(sum_of_many, replace(device.target, max_bindings=0), *args)
-    assert max(len(s.arguments) for s in free.steps) > limit
+    assert max(len(s.arguments) for s in free.steps if isinstance(s, Launch)) > limit
     plan = compiled(sum_of_many, replace(device.target, max_bindings=limit), *args)
     assert max(len(s.arguments) for s in plan.steps if isinstance(s, Launch)) <= limit
     wanted = args[0].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Products on matrices of flexible dimensions on a device that has them."""
+"""Products on matrices of flexible dimensions (VK_NV_cooperative_matrix2), against float64."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from vkjit.lowering.legalize import legalize
 from vkjit.lowering.plan.schedule import TensorSchedule
 from vkjit.lowering.target import TensorShape
 from vkjit.lowering.templates.context import TemplateContext
+
+from .conftest import missing
+
+pytestmark = pytest.mark.matrix
 
 
 def run_case(device, case: Case, schedule: TensorSchedule) -> None:
@@ -38,30 +42,41 @@ def run_case(device, case: Case, schedule: TensorSchedule) -> None:
 
 def shapes_of(device, scope: MatScope) -> list[TensorShape]:
     """The granularities of the smallest workgroups, or of subgroups."""
-    able = {"tensor_maps"} | ({"tensor_addressing"} if scope is MatScope.WORKGROUP else set())
     found = [s for s in device.target.tensor_shapes if s.scope is scope and s.a in DTYPES]
-    if not able <= device.target.features or not found:
-        pytest.skip(f"the device has no matrices of flexible dimensions held by a {scope.value}")
-    fewest = min(s.invocations for s in found)
+    fewest = min((s.invocations for s in found), default=0)
     return [s for s in found if s.invocations == fewest]
 
 
-@pytest.mark.parametrize(("layout", "epilogue"), [("NT", "all"), ("TN", "none")])
-def test_one_subgroup_holds_a_tile(unvalidated, layout: str, epilogue: str) -> None:
-    lanes = unvalidated.capabilities.default_subgroup
-    for shape in shapes_of(unvalidated, MatScope.SUBGROUP):
+def run_in_a_subgroup(device, layout: str, epilogue: str) -> None:
+    shapes = shapes_of(device, MatScope.SUBGROUP)
+    if "tensor_maps" not in device.target.features or not shapes:
+        missing(f"{device.target.name} has no matrices of flexible dimensions")
+    lanes = device.capabilities.default_subgroup
+    for shape in shapes:
         sizes = (2 * shape.m, 2 * shape.n, 2 * shape.k)
         case = Case(*sizes, (2,), layout, shape.a, shape.accumulator, epilogue)
         schedule = TensorSchedule(
             shape.m, 2 * shape.n, shape.k, lanes, unroll=1, whole_workgroup=False
         )
-        run_case(unvalidated, case, schedule)
+        run_case(device, case, schedule)
+
+
+def test_one_subgroup_holds_a_tile(in_both_modes) -> None:
+    run_in_a_subgroup(in_both_modes, "TN", "none")
+
+
+def test_an_epilogue_of_a_tile_in_a_subgroup(matrices) -> None:
+    run_in_a_subgroup(matrices, "NT", "all")
 
 
 @pytest.mark.parametrize(("layout", "epilogue"), [("NN", "none"), ("NT", "all"), ("TN", "float32")])
-def test_a_workgroup_holds_a_tile(unvalidated, layout: str, epilogue: str) -> None:
-    for shape in shapes_of(unvalidated, MatScope.WORKGROUP):
+def test_a_workgroup_holds_a_tile(in_both_modes, layout: str, epilogue: str) -> None:
+    device = in_both_modes
+    shapes = shapes_of(device, MatScope.WORKGROUP)
+    if not {"tensor_maps", "tensor_addressing"} <= device.target.features or not shapes:
+        pytest.skip(f"{device.target.name} has no matrices held by a workgroup: no software has")
+    for shape in shapes:
         m, n, k = 2 * shape.m, 4 * shape.n, 2 * shape.k
         case = Case(m + 8, n + 8, 5 * k + 8, (2,), layout, shape.a, shape.accumulator, epilogue)
         schedule = TensorSchedule(m, n, k, shape.invocations, unroll=2)
-        run_case(unvalidated, case, schedule)
+        run_case(device, case, schedule)
