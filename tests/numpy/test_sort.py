@@ -218,6 +218,32 @@ def _edges(dtype: np.dtype[Any]) -> Array:
     return RNG.choice(np.array(edges, dtype), (19, 3))
 
 
+def test_cotangents_go_back_where_elements_came_from(device: str) -> None:
+    x = RNG.permutation(60).reshape(4, 5, 3).astype(np.float32)
+    weights = RNG.normal(size=x.shape).astype(np.float32)
+
+    def value(v: Any, w: Any) -> Any:
+        top = lax.top_k(v, 2, axis=1)[0]
+        return (jnp.sort(v, axis=1) * w).sum() + (top * w[:, :2]).sum()
+
+    operands = [vj.device_put(a, device) for a in (x, weights)]
+    got = np.asarray(vj.jit(vj.grad(value))(*operands))
+    ranks = np.argsort(np.argsort(x, axis=1), axis=1)
+    want = np.take_along_axis(weights, ranks, 1)
+    first = np.take_along_axis(weights, np.maximum(4 - ranks, 0), 1)
+    want = want + np.where(ranks >= 3, first, 0)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    each = vj.vmap(vj.grad(lambda v, w: (jnp.sort(v, axis=0) * w).sum()))
+    got = np.asarray(vj.jit(each)(*operands))
+    np.testing.assert_array_equal(got, np.take_along_axis(weights, ranks, 1))
+
+
+def test_gradients_of_long_sorts_add_nothing() -> None:
+    grad = vj.make_ir(vj.grad(lambda v: (jnp.sort(v) * v).sum()))(np.ones(9, np.float32))
+    assert "inverse_order" in str(grad)
+    assert "scatter_add" not in str(grad)
+
+
 def test_long_lines_on_the_cpu() -> None:
     x = RNG.normal(size=100_000).astype(np.float32)
     x[::97] = x[5]

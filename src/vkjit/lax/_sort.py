@@ -9,8 +9,7 @@ from vkjit.errors import ArgumentError, ShapeError
 from vkjit.ir.primitive import Value
 from vkjit.numpy._core import ArrayLike, axis_of, index_of, lift, operand_aval
 from vkjit.numpy._sort import largest
-from vkjit.numpy._take import along_lines
-from vkjit.ops.sort import argsort
+from vkjit.ops.sort import argsort, reorder
 
 
 def sort(
@@ -49,9 +48,9 @@ def sort(
     order = argsort(values[num_keys - 1], axis)
     for key in reversed(values[: num_keys - 1]):
         # Sorts are stable: the order of later keys remains where earlier ones tie.
-        again = argsort(along_lines(key, order, axis), axis)
-        order = along_lines(order, again, axis)
-    out = tuple(along_lines(x, order, axis) for x in values)
+        again = argsort(reorder(key, order, axis), axis)
+        order = reorder(order, again, axis)
+    out = tuple(reorder(x, order, axis) for x in values)
     return out if many else out[0]
 
 

@@ -24,10 +24,11 @@ from vkjit.numpy._core import (
 from vkjit.numpy._elementwise import add, multiply
 from vkjit.numpy._logic import isnan
 from vkjit.numpy._shape import moveaxis, slice_axis
-from vkjit.numpy._take import along_lines
+from vkjit.numpy._take import take_along_axis
 from vkjit.ops import logical
 from vkjit.ops.reduce import argmax
 from vkjit.ops.sort import argsort as argsort_op
+from vkjit.ops.sort import reorder
 from vkjit.trace import aval_of
 
 __all__ = ["argsort", "median", "sort"]
@@ -55,7 +56,7 @@ def sort(  # noqa: PLR0913  numpy's signature
     The derivative moves with the elements: those that tie do as the stable sort does.
     """
     x, along = _operand("sort", a, axis, (kind, order))
-    return along_lines(x, argsort_op(x, along, descending=descending), along)
+    return reorder(x, argsort_op(x, along, descending=descending), along)
 
 
 def argsort(  # noqa: PLR0913  numpy's signature
@@ -91,9 +92,9 @@ def largest(x: Value, k: int, axis: int) -> tuple[Value, Value]:
     if k == 1 and of.dtype != dtypes.bool_:
         shape = (*of.shape[:axis], 1, *of.shape[axis + 1 :])
         found = reshaped(argmax(x, axis), shape)
-    else:
-        found = slice_axis(argsort_op(x, axis, descending=True), 0, k, axis)
-    return along_lines(x, found, axis), found
+        return take_along_axis(x, found, axis, mode="clip"), found
+    order = argsort_op(x, axis, descending=True)
+    return reorder(x, order, axis, k), slice_axis(order, 0, k, axis)
 
 
 def median(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Value:

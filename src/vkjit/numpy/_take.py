@@ -136,7 +136,7 @@ def take_along_axis(
     inside = _inside(where, size)
     last = np.int32(max(size - 1, 0))
     clipped = logical.select(inside, where, _clip(where, last))
-    out = reshaped(along_lines(x, clipped, along), aval_of(picks).shape)
+    out = reshaped(_lines(x, clipped, along), aval_of(picks).shape)
     if mode in ("clip", "wrap") or _within(picks, size):
         return out
     return _filled(out, inside, 0, fill_value)
@@ -156,8 +156,8 @@ def _matched(x: Value, picks: Value, axis: int) -> tuple[Value, Value]:
     return broadcast_value(x, tuple(full)), broadcast_value(picks, tuple(wide))
 
 
-def along_lines(x: Value, where: Value, axis: int) -> Value:
-    """The elements of ``x`` at positions in range along ``axis``, one for each position."""
+def _lines(x: Value, where: Value, axis: int) -> Value:
+    """Gather from the flattened array at the flat position of each element."""
     shape, wide = aval_of(x).shape, aval_of(where).shape
     flat, stride = where, 1
     strides = [0] * len(shape)

@@ -1,7 +1,7 @@
-"""Sorting: one primitive, the stable order of the elements along an axis.
+"""Sorting: the stable order of the elements along an axis, and elements read in such an order.
 
-Sorted values, the largest k and payloads are gathered at these positions, so that their derivatives
-are those of a gather.
+Sorted values, the largest k and payloads are elements in the order of a sort. An order is a
+permutation of each line, so that cotangents go back in the inverse order, without additions.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from vkjit import dtypes
 from vkjit.dtypes import DType
 from vkjit.errors import ShapeError
 from vkjit.ir.avals import Aval, aval
-from vkjit.ir.primitive import Array, Kind, Op, Remat, Sample, Tangent, Traits, Value
+from vkjit.ir.primitive import Array, Kind, Linear, Op, Remat, Sample, Tangent, Traits, Value
 from vkjit.lowering.kernel import nodes
 from vkjit.lowering.kernel.build import Builder
-from vkjit.lowering.kernel.specs import KernelSpec, SortSpec
+from vkjit.lowering.kernel.specs import KernelSpec, ReorderSpec, SortSpec
 from vkjit.lowering.kernel.types import (
     F32,
     F64,
@@ -31,9 +31,10 @@ from vkjit.lowering.kernel.types import (
     ScalarType,
     scalar_of,
 )
+from vkjit.ops.movement import pad
 from vkjit.ops.pointwise import FLOATS, INTS
-from vkjit.ops.structural import float_of
-from vkjit.trace import bind
+from vkjit.ops.structural import broadcast, float_of
+from vkjit.trace import aval_of, bind
 
 
 @final
@@ -138,6 +139,143 @@ class Argsort(Op):
                 of = (aval((2, 9), dtype),)
                 made.append(Sample(cls(1, descending), of, low, 3.0, smooth=False))
         return made
+
+
+@final
+@dataclass(frozen=True)
+class InverseOrder(Op):
+    """The inverse of the permutations along ``axis``: ``out[a, order[a, i, c], c] = i``, i32.
+
+    Lines that are no permutations of 0, 1, 2, ... have no inverse: the result is undefined.
+    """
+
+    axis: int
+
+    traits: ClassVar[Traits] = Traits(Kind.REDUCE, Remat.COSTLY, differentiable=False)
+
+    def infer(self, *avals: Aval) -> Aval:
+        """An order."""
+        (order,) = avals
+        _check_order(self.name, order, order, self.axis)
+        return aval(order.shape, dtypes.int32)
+
+    def evaluate(self, *arrays: Array) -> Array:
+        """np.argsort: what sorts a permutation is its inverse."""
+        return np.argsort(arrays[0], axis=self.axis, kind="stable").astype(np.int32)
+
+    def jvp(self, primals: Sequence[Value], tangents: Sequence[Tangent]) -> tuple[Value, Tangent]:
+        """Positions have no derivative."""
+        return bind(self, *primals), None
+
+    def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
+        """The batch axis stays in front."""
+        return bind(InverseOrder(self.axis + 1), args[0])
+
+    def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
+        """A sort that needs no keys."""
+        return SortSpec(self.axis, None)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        """Lines of one element and of none, which random values cannot get wrong."""
+        shapes = (((1,), 0), ((3, 1, 2), 1), ((0, 2), 0))
+        return [
+            Sample(cls(axis), (aval(shape, dtypes.int32),), 0.0, 0.0, smooth=False)
+            for shape, axis in shapes
+        ]
+
+
+@final
+@dataclass(frozen=True)
+class Reorder(Op):
+    """The first ``count`` elements along ``axis`` in a given order.
+
+    Operands are (x, order) of one shape: ``out[a, i, c] = x[a, order[a, i, c], c]``. Each line of
+    the order is a permutation of its i32 positions; with others the transpose is undefined, and
+    positions out of range clamp to the ends.
+    """
+
+    axis: int
+    count: int
+
+    traits: ClassVar[Traits] = Traits(Kind.INDEXED, Remat.COSTLY, linear_in=(0,))
+
+    def infer(self, *avals: Aval) -> Aval:
+        """An order of the elements, and no more of them than there are."""
+        x, order = avals
+        _check_order(self.name, x, order, self.axis)
+        if not 0 <= self.count <= x.shape[self.axis]:
+            raise ShapeError(
+                f"reorder: {self.count} elements of operand {x} along axis {self.axis}; expected "
+                f"0 to {x.shape[self.axis]}"
+            )
+        shape = (*x.shape[: self.axis], self.count, *x.shape[self.axis + 1 :])
+        return aval(shape, x.dtype, x.weak)
+
+    def evaluate(self, *arrays: Array) -> Array:
+        """np.take_along_axis."""
+        x, order = arrays
+        first = order[(slice(None),) * self.axis + (slice(0, self.count),)]
+        inside = np.clip(first, 0, max(x.shape[self.axis] - 1, 0))
+        return np.take_along_axis(x, inside, self.axis)
+
+    def jvp(self, primals: Sequence[Value], tangents: Sequence[Tangent]) -> tuple[Value, Tangent]:
+        """Linear in the array."""
+        (x, order), dx = primals, tangents[0]
+        return bind(self, x, order), None if dx is None else bind(self, dx, order)
+
+    def transpose(
+        self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
+    ) -> tuple[Tangent, ...]:
+        """Each cotangent where its element came from, zeros elsewhere."""
+        x, order = args
+        assert isinstance(x, Linear)
+        length, rank = x.aval.shape[self.axis], x.aval.ndim
+        missing = tuple((length - self.count) * (i == self.axis) for i in range(rank))
+        none = (0,) * rank
+        ct = pad(cotangents[0], x.aval.dtype.type(0), none, missing, none)
+        return reorder(ct, bind(InverseOrder(self.axis), order), self.axis), None
+
+    def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
+        """What has no batch axis is repeated."""
+        size = next(aval_of(a).shape[0] for a, b in zip(args, batched, strict=True) if b)
+        x, order = (a if b else _repeated(a, size) for a, b in zip(args, batched, strict=True))
+        return reorder(x, order, self.axis + 1, self.count)
+
+    def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
+        """A read at computed positions."""
+        return ReorderSpec(self.axis)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        """Lines of one element and of none, for which random positions are an order; dtypes."""
+        made: list[Sample] = []
+        for shape, axis, count in (((1,), 0, 1), ((3, 1, 2), 1, 1), ((4, 1), 1, 0), ((0, 2), 0, 0)):
+            pair = aval(shape, dtypes.float32), aval(shape, dtypes.int32)
+            made.append(Sample(cls(axis, count), pair, 0.0, 0.9))
+        for dtype in (dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint32, dtypes.bool_):
+            pair = aval((2, 1), dtype), aval((2, 1), dtypes.int32)
+            made.append(Sample(cls(1, 1), pair, 0.0, 0.9))
+        return made
+
+
+def _check_order(name: str, x: Aval, order: Aval, axis: int) -> None:
+    if order.dtype != dtypes.int32 or order.shape != x.shape:
+        raise ShapeError(
+            f"{name}: order {order} for operand {x}; expected i32 positions of its shape"
+        )
+    if not 0 <= axis < x.ndim:
+        raise ShapeError(f"{name}: axis {axis} for operand {x}; expected one below {x.ndim}")
+
+
+def _repeated(x: Value, size: int) -> Value:
+    shape = aval_of(x).shape
+    return broadcast(x, (size, *shape), tuple(range(1, len(shape) + 1)))
+
+
+def reorder(x: Value, order: Value, axis: int, count: int | None = None) -> Value:
+    """Elements of ``x`` along ``axis`` in an order, all of them or the first ``count``."""
+    return bind(Reorder(axis, aval_of(x).shape[axis] if count is None else count), x, order)
 
 
 def argsort(x: Value, axis: int, *, descending: bool = False) -> Value:

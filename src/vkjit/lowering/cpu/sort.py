@@ -7,6 +7,7 @@ from typing import final
 from vkjit.lowering.cpu.tasks import share, task_count
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
+from vkjit.lowering.kernel.specs import KeyRule
 from vkjit.lowering.kernel.types import I32, Access, BinOp, CmpOp, ConvertOp
 from vkjit.lowering.kernel.views import dense
 from vkjit.lowering.plan.groups import SortGroup, StoreStep
@@ -22,19 +23,41 @@ _MERGE_COST = 8
 
 def sort(group: SortGroup, context: TemplateContext) -> list[Lowered]:
     """A kernel that writes keys and positions, and one that sorts both together."""
-    between = _Between(group, context)
-    return [_keys(group, context, between), _Merging(group, context, between).kernel()]
+    if group.key is None:
+        return [_inverse(group, context)]
+    between = _Between(group, group.key, context)
+    keys = _keys(group, group.key, context, between)
+    return [keys, _Merging(group, context, between).kernel()]
+
+
+def _inverse(group: SortGroup, context: TemplateContext) -> Lowered:
+    """Each position written to the place that the order names."""
+    b = Builder("sort_inverse", context.target.index_type)
+    access = {group.source.array: Access.READ, group.target: Access.WRITE}
+    buffers = Buffers(b, context, access)
+    lines, length = group.outer * group.inner, group.length
+    write = StoreStep(0, group.target, dense((group.outer, length, group.inner)))
+    tasks = task_count(max(1, lines), lines * length * _KEY_COST, context.target)
+    with share(b, lines, tasks) as line:
+        outer, inner = coordinates(b, line, (group.outer, group.inner))
+        with b.loop(b.index(0), b.index(length), hint="position") as loop:
+            found = load(Point(b, [outer, loop.index, inner]), buffers, group.source)
+            place = b.convert(ConvertOp.SEXT, found, b.kernel.index_type)
+            with b.branch(b.compare(CmpOp.LT_U, place, b.index(length))).then():
+                number = b.convert(ConvertOp.TRUNC, loop.index, I32)
+                store(Point(b, [outer, place, inner]), buffers, write, number)
+    return Lowered(b.finish((tasks, 1, 1), origin=group.origin), buffers.arrays)
 
 
 @final
 class _Between:
     """Keys and positions of all lines, twice: passes go from one half to the other and back."""
 
-    def __init__(self, group: SortGroup, context: TemplateContext) -> None:
+    def __init__(self, group: SortGroup, key: KeyRule, context: TemplateContext) -> None:
         self.lines = group.outer * group.inner
         self.size = self.lines * group.length
         # A merge may look one element past the end of its runs.
-        self.keys = context.new_array(group.key.type, 2 * self.size + 1)
+        self.keys = context.new_array(key.type, 2 * self.size + 1)
         self.positions = context.new_array(I32, 2 * self.size + 1)
 
     def access(self, how: Access) -> dict[int, Access]:
@@ -42,7 +65,7 @@ class _Between:
         return dict.fromkeys((self.keys, self.positions), how)
 
 
-def _keys(group: SortGroup, context: TemplateContext, between: _Between) -> Lowered:
+def _keys(group: SortGroup, key: KeyRule, context: TemplateContext, between: _Between) -> Lowered:
     """Writes the keys and the positions of all lines, in order."""
     b = Builder("sort_keys", context.target.index_type)
     access = {group.source.array: Access.READ, **between.access(Access.WRITE)}
@@ -54,7 +77,7 @@ def _keys(group: SortGroup, context: TemplateContext, between: _Between) -> Lowe
         with b.loop(b.index(0), b.index(group.length), hint="position") as loop:
             element = load(Point(b, [outer, loop.index, inner]), buffers, group.source)
             where = b.add(start, loop.index)
-            b.store(buffers.of(between.keys), where, group.key(b, element))
+            b.store(buffers.of(between.keys), where, key(b, element))
             position = b.convert(ConvertOp.TRUNC, loop.index, I32)
             b.store(buffers.of(between.positions), where, position)
     return Lowered(b.finish((tasks, 1, 1), origin=group.origin), buffers.arrays)

@@ -12,6 +12,7 @@ Algorithms for Manycore GPUs", IPDPS 2009.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -20,7 +21,8 @@ from vkjit.lowering.gpu.grid import Grid, each_item, invocations, power_of_two
 from vkjit.lowering.gpu.index import index_type
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.types import I32, Access, BinOp, CmpOp, ConvertOp, Memory
+from vkjit.lowering.kernel.specs import KeyRule
+from vkjit.lowering.kernel.types import I32, Access, BinOp, CmpOp, ConvertOp, Memory, ScalarType
 from vkjit.lowering.kernel.views import dense
 from vkjit.lowering.plan.groups import SortGroup, StoreStep
 from vkjit.lowering.templates.body import Point, load, store
@@ -36,7 +38,9 @@ def sort(group: SortGroup, context: TemplateContext) -> list[Lowered]:
     """A kernel that sorts tiles, and one for each doubling of the runs in longer lines."""
     if group.outer * group.length * group.inner == 0:
         return []
-    work = _Sort(group, context)
+    if group.key is None:
+        return [_inverse(group, context)]
+    work = _Sort(group, group.key, context)
     width = work.tile.span
     if width >= group.length:
         return [work.tiles(None)]
@@ -86,12 +90,32 @@ class _Tile:
         return min(self.padded, self.places)
 
 
-def _tile(group: SortGroup, context: TemplateContext) -> _Tile:
+def _inverse(group: SortGroup, context: TemplateContext) -> Lowered:
+    """Each position written to the place that the order names."""
+    b = Builder("sort_inverse", index_type(context))
+    access = {group.source.array: Access.READ, group.target: Access.WRITE}
+    buffers = Buffers(b, context, access)
+    shape = (group.outer, group.length, group.inner)
+    write = StoreStep(0, group.target, dense(shape))
+
+    def visit(item: Value) -> None:
+        outer, position, inner = coordinates(b, item, shape)
+        found = load(Point(b, [outer, position, inner]), buffers, group.source)
+        place = b.convert(ConvertOp.SEXT, found, b.kernel.index_type)
+        with b.branch(b.compare(CmpOp.LT_U, place, b.index(group.length))).then():
+            number = _as_position(b, position)
+            store(Point(b, [outer, place, inner]), buffers, write, number)
+
+    grid, workgroup = each_item(b, math.prod(shape), context.target, visit)
+    return Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)
+
+
+def _tile(group: SortGroup, key: KeyRule, context: TemplateContext) -> _Tile:
     """As many places as invocations and shared memory allow, and as there are elements for."""
     target = context.target
     padded = power_of_two(group.length)
     wanted = padded * power_of_two(group.outer * group.inner)
-    room = target.shared_bytes // (group.key.type.bytes + I32.bytes)
+    room = target.shared_bytes // (key.type.bytes + I32.bytes)
     each = min(_EACH, padded)
     size = invocations(target, min(_INVOCATIONS, max(1, wanted // each)))
     while size * each > room:
@@ -103,18 +127,19 @@ def _tile(group: SortGroup, context: TemplateContext) -> _Tile:
 class _Sort:
     """The kernels of one sort."""
 
-    def __init__(self, group: SortGroup, context: TemplateContext) -> None:
+    def __init__(self, group: SortGroup, key: KeyRule, context: TemplateContext) -> None:
         self.group = group
+        self.key = key
         self.context = context
-        self.tile = _tile(group, context)
+        self.tile = _tile(group, key, context)
         self.lines = group.outer * group.inner
-        self.least = (1 << (group.key.type.bits - 1)) - 1  # no key comes after it
+        self.least = (1 << (key.type.bits - 1)) - 1  # no key comes after it
         self.write = StoreStep(0, group.target, dense((group.outer, group.length, group.inner)))
 
     def runs(self) -> _Runs:
         """New arrays between two kernels."""
         length = self.lines * self.group.length
-        keys = self.context.new_array(self.group.key.type, length)
+        keys = self.context.new_array(self.key.type, length)
         return _Runs(keys, self.context.new_array(I32, length))
 
     def buffers(self, b: Builder, read: dict[int, Access], after: _Runs | None) -> Buffers:
@@ -127,7 +152,7 @@ class _Sort:
         tile, group = self.tile, self.group
         b = Builder("sort_tile", index_type(self.context))
         buffers = self.buffers(b, {group.source.array: Access.READ}, after)
-        work = _Shared(b, group, tile)
+        work = _Shared(b, self.key.type, tile)
         if tile.padded <= tile.places:
             count = -(-self.lines // (tile.places // tile.padded))
         else:
@@ -176,8 +201,8 @@ class _Sort:
         line = b.binary(BinOp.MIN_U, line, b.index(self.lines - 1))
         near = b.binary(BinOp.MIN_U, position, b.index(group.length - 1))
         outer, inner = coordinates(b, line, (group.outer, group.inner))
-        key = group.key(b, load(Point(b, [outer, near, inner]), buffers, group.source))
-        b.store(work.keys, place, b.select(inside, key, b.const(group.key.type, self.least)))
+        key = self.key(b, load(Point(b, [outer, near, inner]), buffers, group.source))
+        b.store(work.keys, place, b.select(inside, key, b.const(self.key.type, self.least)))
         b.store(work.positions, place, _as_position(b, position))
 
     def put(
@@ -280,10 +305,10 @@ class _Search:
 class _Shared:
     """Keys and positions of one tile in shared memory."""
 
-    def __init__(self, b: Builder, group: SortGroup, tile: _Tile) -> None:
+    def __init__(self, b: Builder, elem: ScalarType, tile: _Tile) -> None:
         self.b = b
         self.tile = tile
-        self.keys = b.scratch("keys", group.key.type, tile.places)
+        self.keys = b.scratch("keys", elem, tile.places)
         self.positions = b.scratch("positions", I32, tile.places)
 
     def sort(self) -> None:

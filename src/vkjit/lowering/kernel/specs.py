@@ -118,10 +118,13 @@ class KeyRule(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class SortSpec:
-    """The i32 positions along ``axis`` in the order of their keys; equal keys keep their order."""
+    """The i32 positions along ``axis`` in the order of their keys; equal keys keep their order.
+
+    Without a key the lines are permutations of their positions: the order is the inverse.
+    """
 
     axis: int
-    key: KeyRule
+    key: KeyRule | None
 
 
 class Precision(Enum):
@@ -166,6 +169,17 @@ class GatherSpec:
 
 @final
 @dataclass(frozen=True, slots=True)
+class ReorderSpec:
+    """``out[a, i, c] = operand[a, clamp(order[a, i, c]), c]``, i along ``axis``; order is i32.
+
+    The result may be shorter than the order along the axis.
+    """
+
+    axis: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class ScatterAddSpec:
     """``out = operand; out[a, indices[i...], c] += updates[a, i..., c]`` in order of i.
 
@@ -193,6 +207,7 @@ KernelSpec = (
     | SortSpec
     | ContractSpec
     | GatherSpec
+    | ReorderSpec
     | ScatterAddSpec
     | WriteSpec
 )

@@ -190,13 +190,14 @@ class SortGroup:
     """The i32 positions along the middle axis of ``source`` in the order of their keys.
 
     ``source`` is a view over (outer, length, inner); the positions are stored densely in
-    ``target``. Equal keys keep their order.
+    ``target``. Equal keys keep their order. Without a key, lines of the source are permutations of
+    their positions, and those of the target are their inverses.
     """
 
     outer: int
     length: int
     inner: int
-    key: KeyRule
+    key: KeyRule | None
     source: LoadStep
     target: int
     origin: tuple[str, ...] = ()

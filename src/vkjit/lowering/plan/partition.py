@@ -27,6 +27,7 @@ from vkjit.lowering.kernel.specs import (
     PlaceSpec,
     PointwiseSpec,
     ReduceSpec,
+    ReorderSpec,
     ScanSpec,
     ScatterAddSpec,
     SortSpec,
@@ -112,7 +113,7 @@ class _Partitioner:
         self.bind(eqn, spec, operands, made)
         self.env[out] = made
 
-    def bind(  # noqa: C901  one case per spec
+    def bind(  # noqa: C901, PLR0912  one case per spec
         self, eqn: Eqn, spec: KernelSpec, operands: Sequence[Bound], made: Bound
     ) -> None:
         """Fills in where the result ``made`` of one equation is."""
@@ -132,6 +133,8 @@ class _Partitioner:
                 made.lazy = self.contract(operands, spec, made)
             case GatherSpec():
                 made.lazy = self.gather(operands, spec, made)
+            case ReorderSpec():
+                made.lazy = self.reorder(operands, spec, made)
             case ScatterAddSpec():
                 made.placed = self.scatter_add(operands, spec, made)
             case ScanSpec():
@@ -346,12 +349,27 @@ class _Partitioner:
     def gather(self, operands: Sequence[Bound], spec: GatherSpec, made: Bound) -> Lazy:
         """A read at computed indices, point by point over the result."""
         table, indices = operands
-        place = self.space.placed(table)
         axis, rank = spec.axis, len(indices.shape)
-        after = table.shape[axis + 1 :]
         spread = partial(View.broadcast, shape=made.shape, axes=range(axis, axis + rank))
         index = Bound(indices.type, made.shape, indices.const)
         self.view(indices, ViewSpec(spread), index)
+        return self.read_at(table, index, (axis, rank), made)
+
+    def reorder(self, operands: Sequence[Bound], spec: ReorderSpec, made: Bound) -> Lazy:
+        """A read at an index of each element's own."""
+        table, order = operands
+        index = order
+        if order.shape != made.shape:
+            rank = len(made.shape)
+            first = partial(View.sliced, starts=(0,) * rank, shape=made.shape, steps=(1,) * rank)
+            index = Bound(order.type, made.shape, order.const)
+            self.view(order, ViewSpec(first), index)
+        return self.read_at(table, index, (spec.axis, 1), made)
+
+    def read_at(self, table: Bound, index: Bound, axes: tuple[int, int], made: Bound) -> Lazy:
+        """Elements of ``table`` at ``index``; ``axes`` are the first one indexed, and how many."""
+        axis, rank = axes
+        place = self.space.placed(table)
         probe = [index, Bound(table.type, (), placed=place)]
         self.settle(probe)
         cluster, layout = self.joined(probe, [self.over(index, made.shape), None], made.shape)
@@ -360,7 +378,7 @@ class _Partitioner:
         read = View(
             made.shape, (*strides[:axis], *(0,) * rank, *strides[axis + 1 :]), place.view.offset
         )
-        assert len(read.strides) == axis + rank + len(after)
+        assert len(read.strides) == len(made.shape)
         step = cluster.add(
             Gather(place.array, read, layout, at, strides[axis], table.shape[axis], made.type)
         )
