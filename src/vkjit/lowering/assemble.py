@@ -22,6 +22,7 @@ from vkjit.lowering.plan.groups import (
 from vkjit.lowering.plan.hazards import barriers
 from vkjit.lowering.plan.memory import Arena, arena, lifetimes
 from vkjit.lowering.plan.order import Order, Use, by_levels
+from vkjit.lowering.templates.context import memory_type
 
 Pairs = frozenset[tuple[int, int]]
 SizeOf = Callable[[int], int]
@@ -61,7 +62,8 @@ def updated_in_place(group: Group) -> Pairs:
     """Pairs (read, written) that may be one memory: every element is read where it is written.
 
     That holds in a pointwise group, and in the epilogue of a product, for an array whose only read
-    has the view of the only write of the other.
+    has the view of the only write of the other, and elements of the same size: templates load all
+    that an element needs before they store any of it, and store each element once.
     """
     if isinstance(group, ContractGroup):
         operands = {group.lhs.array, group.rhs.array}
@@ -72,17 +74,19 @@ def updated_in_place(group: Group) -> Pairs:
     reads: dict[int, list[object]] = {}
     for step in group.body:
         if isinstance(step, LoadStep):
-            reads.setdefault(step.array, []).append(step.view)
+            place = step.view, memory_type(step.type).bytes
+            reads.setdefault(step.array, []).append(place)
         elif isinstance(step, GatherStep):
             reads.setdefault(step.array, []).append(None)
     writes: dict[int, list[object]] = {}
     for store in group.stores:
-        writes.setdefault(store.array, []).append(store.view)
+        place = store.view, memory_type(group.body[store.value].type).bytes
+        writes.setdefault(store.array, []).append(place)
     return frozenset(
         (source, target)
-        for source, views in reads.items()
+        for source, places in reads.items()
         for target, targets in writes.items()
-        if len(views) == 1 and views == targets and source not in operands
+        if len(places) == 1 and places == targets and source not in operands
     )
 
 
@@ -197,17 +201,20 @@ class Layout:
     def _candidates(
         self, result: int, free: Sequence[int], steps: Sequence[KernelStep], order: Order
     ) -> list[int]:
-        """Donated inputs whose memory may serve ``result``, those updated in place first."""
-        writers = set(order.writers(result))
+        """Donated inputs whose memory may serve ``result``, those updated in place first.
+
+        Only the first step that writes the result may read them: it may write any element.
+        """
+        writers = order.writers(result)
 
         def shared(candidate: int) -> set[int]:
-            return writers & set(order.users(candidate))
+            return set(writers) & set(order.users(candidate))
 
         fits = [
             c
             for c in free
             if self.size(c) == self.size(result)
-            and all((c, result) in steps[w].in_place for w in shared(c))
+            and all(w == writers[0] and (c, result) in steps[w].in_place for w in shared(c))
         ]
         return sorted(fits, key=lambda c: not shared(c))
 
