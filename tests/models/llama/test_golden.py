@@ -1,4 +1,4 @@
-"""The Llama model against transformers and peft: a tiny model, every logit and every gradient.
+"""A tiny Llama on every device against transformers and peft: every logit and every gradient.
 
 The reference files are computed in float64 from the stored float32 weights. What plain float32
 costs there (transformers in float32) is 6e-6 in logits, 4e-6 of each tensor's maximum in gradients
@@ -8,10 +8,10 @@ and 8e-7 in the losses of ten steps; the bounds below are three times that.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Generator, Mapping
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from vkjit import optim
 from vkjit.errors import ArgumentError
 from vkjit_models.common.adapter_io import load_adapter
 from vkjit_models.llama.config import check_params, from_hugging_face
-from vkjit_models.llama.lora import from_peft, to_peft
+from vkjit_models.llama.lora import LoraPair, from_peft, to_peft
 from vkjit_models.llama.model import (
     Batch,
     Inputs,
@@ -47,10 +47,31 @@ def as_arrays(tree: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 HYPER = from_hugging_face(json.loads((DATA / "config.json").read_text()))
-PARAMS = as_arrays(load_file(DATA / "weights.safetensors"))
 CONFIG, TENSORS = load_adapter(DATA)
-ADAPTERS = from_peft(HYPER, TENSORS)
 SPEC = LlamaSpec(HYPER, CONFIG.scale)
+
+
+class Tiny(NamedTuple):
+    params: dict[str, Any]
+    adapters: dict[str, LoraPair]
+
+
+@cache
+def tiny_on(name: str) -> Tiny:
+    with vj.default_device(name):
+        return Tiny(as_arrays(load_file(DATA / "weights.safetensors")), from_peft(HYPER, TENSORS))
+
+
+PARAMS, ADAPTERS = tiny_on("cpu")
+
+
+@pytest.fixture
+def tiny(device: str) -> Generator[Tiny]:
+    """The model on the device, which is the default device meanwhile."""
+    if device == "reference":
+        pytest.skip("minutes in the interpreter, which runs one layer in test_interpreted.py")
+    with vj.default_device(device):
+        yield tiny_on(device)
 
 
 def batch_of(name: str, row: int | None = None) -> Batch:
@@ -70,58 +91,56 @@ def assert_gradients(got: Mapping[str, Any], want: Mapping[str, np.ndarray]) -> 
 
 
 @pytest.mark.parametrize("name", ["logits", "base_logits"])
-def test_logits(name: str) -> None:
-    adapters = ADAPTERS if name == "logits" else {}
+def test_logits(name: str, tiny: Tiny) -> None:
+    adapters = tiny.adapters if name == "logits" else {}
     want = load_file(DATA / "expected.safetensors")[name]
     real = load_file(DATA / "batch.safetensors")["attention_mask"] == 1
     run = vj.jit(partial(forward, SPEC))
-    got = run(PARAMS, adapters, Inputs(batch_of("batch").tokens))
+    got = run(tiny.params, adapters, Inputs(batch_of("batch").tokens))
     np.testing.assert_allclose(np.asarray(got)[real], want[real], rtol=0, atol=LOGITS)
 
 
-def test_logits_of_one_window_and_of_its_last_token() -> None:
+def test_logits_of_one_window_and_of_its_last_token(tiny: Tiny) -> None:
     want = load_file(DATA / "expected.safetensors")["logits"][0]
     tokens = batch_of("batch").tokens[0]
-    got = vj.jit(partial(forward, SPEC))(PARAMS, ADAPTERS, Inputs(tokens))
+    got = vj.jit(partial(forward, SPEC))(*tiny, Inputs(tokens))
     np.testing.assert_allclose(got[:9], want[:9], rtol=0, atol=LOGITS)
-    last = vj.jit(partial(next_logits, SPEC))(PARAMS, ADAPTERS, tokens, np.int32(9))
+    last = vj.jit(partial(next_logits, SPEC))(*tiny, tokens, np.int32(9))
     np.testing.assert_allclose(last, want[8], rtol=0, atol=LOGITS)
 
 
-def test_loss_count_and_every_adapter_gradient() -> None:
+def test_loss_count_and_every_adapter_gradient(tiny: Tiny) -> None:
     batch = batch_of("batch")
-    loss, grads = vj.jit(vj.value_and_grad(partial(mean_loss, SPEC), argnums=1))(
-        PARAMS, ADAPTERS, batch
-    )
+    loss, grads = vj.jit(vj.value_and_grad(partial(mean_loss, SPEC), argnums=1))(*tiny, batch)
     np.testing.assert_allclose(loss, EXPECTED["loss"], rtol=0, atol=LOSS)
     assert_gradients(to_peft(grads), load_file(DATA / "lora_grads.safetensors"))
-    total, count = loss_and_count(SPEC, PARAMS, ADAPTERS, batch)
+    total, count = loss_and_count(SPEC, *tiny, batch)
     assert float(count) == EXPECTED["n_loss_tokens"]
     np.testing.assert_allclose(total / count, EXPECTED["loss"], rtol=0, atol=LOSS)
-    base = mean_loss(SPEC, PARAMS, {}, batch)
+    base = mean_loss(SPEC, tiny.params, {}, batch)
     np.testing.assert_allclose(base, EXPECTED["base_loss"], rtol=0, atol=LOSS)
 
 
-def test_every_base_gradient_through_the_tied_head() -> None:
-    grads = vj.jit(vj.grad(partial(mean_loss, SPEC)))(PARAMS, ADAPTERS, batch_of("batch"))
+def test_every_base_gradient_through_the_tied_head(tiny: Tiny) -> None:
+    grads = vj.jit(vj.grad(partial(mean_loss, SPEC)))(*tiny, batch_of("batch"))
     assert_gradients(grads, load_file(DATA / "base_grads.safetensors"))
 
 
-def test_rank_stabilised_scale() -> None:
+def test_rank_stabilised_scale(tiny: Tiny) -> None:
     want = load_file(DATA / "rslora_expected.safetensors")
     spec = LlamaSpec(HYPER, EXPECTED["rslora"]["scale"])
     loss, grads = vj.jit(vj.value_and_grad(partial(mean_loss, spec), argnums=1))(
-        PARAMS, ADAPTERS, batch_of("batch")
+        *tiny, batch_of("batch")
     )
     np.testing.assert_allclose(loss, EXPECTED["rslora"]["loss"], rtol=0, atol=LOSS)
     assert_gradients(to_peft(grads), gradients_in(want))
 
 
-def test_packed_documents_equal_their_separate_runs() -> None:
+def test_packed_documents_equal_their_separate_runs(tiny: Tiny) -> None:
     want, batch = load_file(DATA / "packed.safetensors"), batch_of("packed")
-    logits = vj.jit(partial(forward, SPEC))(PARAMS, ADAPTERS, batch.inputs)
+    logits = vj.jit(partial(forward, SPEC))(*tiny, batch.inputs)
     np.testing.assert_allclose(logits, want["logits"].reshape(logits.shape), rtol=0, atol=LOGITS)
-    grads = vj.jit(vj.grad(partial(mean_loss, SPEC), argnums=1))(PARAMS, ADAPTERS, batch)
+    grads = vj.jit(vj.grad(partial(mean_loss, SPEC), argnums=1))(*tiny, batch)
     assert_gradients(to_peft(grads), gradients_in(want))
 
 
@@ -129,7 +148,7 @@ def gradients_in(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {k.removeprefix("grad."): v for k, v in data.items() if k.startswith("grad.")}
 
 
-def test_ten_steps_of_training() -> None:
+def test_ten_steps_of_training(tiny: Tiny) -> None:
     """AdamW, decay 0.1, clip 1.0, warm-up 3 then cosine: losses and norms before clipping."""
     want = json.loads((DATA / "trajectory.json").read_text())
     schedule = optim.schedules.cosine(want["lr"], 10, 3)
@@ -137,12 +156,12 @@ def test_ten_steps_of_training() -> None:
 
     @vj.jit
     def step(adapters: Any, state: Any, batch: Batch) -> Any:
-        loss, grads = vj.value_and_grad(partial(mean_loss, SPEC, PARAMS))(adapters, batch)
+        loss, grads = vj.value_and_grad(partial(mean_loss, SPEC, tiny.params))(adapters, batch)
         updates, state = optimizer.update(grads, state, adapters)
         adapters = optim.apply_updates(adapters, updates)
         return loss, optim.global_norm(grads), adapters, state
 
-    adapters, state = ADAPTERS, optimizer.init(ADAPTERS)
+    adapters, state = tiny.adapters, optimizer.init(tiny.adapters)
     for i, row in enumerate(want["rows"]):
         np.testing.assert_allclose(schedule(i), row["lr"], rtol=2e-6, atol=1e-9)
         batch = batch_of("trajectory_batches", i)
@@ -150,7 +169,7 @@ def test_ten_steps_of_training() -> None:
         np.testing.assert_allclose(loss, row["loss"], rtol=0, atol=LOSS)
         np.testing.assert_allclose(norm, row["grad_norm_before_clip"], rtol=1e-5)
     after = [
-        float(mean_loss(SPEC, PARAMS, adapters, batch_of("trajectory_batches", i)))
+        float(mean_loss(SPEC, tiny.params, adapters, batch_of("trajectory_batches", i)))
         for i in range(3)
     ]
     np.testing.assert_allclose(after, want["loss_of_each_batch_after_training"][:3], rtol=2e-6)
@@ -180,14 +199,12 @@ def test_splitting_a_batch_gives_the_same_gradient() -> None:
     assert_gradients(to_peft(total), load_file(DATA / "lora_grads.safetensors"))
 
 
-def test_only_the_rows_with_a_target_need_to_meet_the_head() -> None:
+def test_only_the_rows_with_a_target_need_to_meet_the_head(tiny: Tiny) -> None:
     batch = batch_of("batch")
     rows = target_rows(np.asarray(batch.labels), 64)
     assert (rows >= 0).sum() == EXPECTED["n_loss_tokens"]
     chosen = batch._replace(rows=jnp.asarray(rows))
-    loss, grads = vj.jit(vj.value_and_grad(partial(mean_loss, SPEC), argnums=1))(
-        PARAMS, ADAPTERS, chosen
-    )
+    loss, grads = vj.jit(vj.value_and_grad(partial(mean_loss, SPEC), argnums=1))(*tiny, chosen)
     np.testing.assert_allclose(loss, EXPECTED["loss"], rtol=0, atol=LOSS)
     assert_gradients(to_peft(grads), load_file(DATA / "lora_grads.safetensors"))
     with pytest.raises(ArgumentError, match="42 targets, expected at most 8"):
