@@ -251,3 +251,21 @@ def test_long_lines_on_the_cpu() -> None:
         values, order = vj.jit(lambda v: (jnp.sort(v), jnp.argsort(v)))(x)
     assert bits(values) == bits(np.sort(x))
     np.testing.assert_array_equal(np.asarray(order), np.argsort(x, kind="stable"))
+
+
+WORDS = [np.float32, np.float64, np.int8, np.uint64]
+
+
+@pytest.mark.parametrize(
+    ("place", "dtype"), [("reference", np.float32), *[("cpu", d) for d in WORDS]]
+)
+def test_long_lines_are_sorted_by_digits(place: str, dtype: Any) -> None:
+    with vj.enable_x64():
+        x = (RNG.normal(size=(520, 2)) * 100).astype(np.int64).astype(dtype)
+        if dtype == np.float32:
+            x[::7], x[3::9] = np.nan, -0.0
+        get = vj.jit(lambda v: [jnp.argsort(v, 0), jnp.argsort(v, 0, descending=True)])
+        up, down = get(vj.device_put(x, place))
+    np.testing.assert_array_equal(np.asarray(up), np.argsort(x, axis=0, kind="stable"))
+    want = 519 - np.argsort(x[::-1], axis=0, kind="stable")[::-1]
+    np.testing.assert_array_equal(np.asarray(down), want)

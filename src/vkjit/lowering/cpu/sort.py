@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
+from vkjit.lowering.cpu.sort_radix import Radix
 from vkjit.lowering.cpu.tasks import share, task_count
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
@@ -15,6 +16,8 @@ from vkjit.lowering.templates.body import Point, load, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.space import coordinates
 
+_LONG = 1 << 9
+"""Elements of a line from which on counting digits is faster than merging."""
 _KEY_COST = 8
 """Additions for the key of an element."""
 _MERGE_COST = 8
@@ -25,6 +28,8 @@ def sort(group: SortGroup, context: TemplateContext) -> list[Lowered]:
     """A kernel that writes keys and positions, and one that sorts both together."""
     if group.key is None:
         return [_inverse(group, context)]
+    if group.length >= _LONG:
+        return Radix(group, group.key, context).kernels()
     between = _Between(group, group.key, context)
     keys = _keys(group, group.key, context, between)
     return [keys, _Merging(group, context, between).kernel()]
