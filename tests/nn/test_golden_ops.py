@@ -1,4 +1,4 @@
-"""vkjit.nn against PyTorch (golden/ops) on every device: attention, norm, activations, gradients."""
+"""vkjit.nn against PyTorch (golden/ops) on every device, with gradients."""
 
 from __future__ import annotations
 

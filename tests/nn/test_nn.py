@@ -1,9 +1,10 @@
-"""vkjit.nn: values, gradients and behaviour at the extremes."""
+"""vkjit.nn on every device: values, gradients and behaviour at the extremes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,12 @@ UNARY: dict[str, tuple[Callable[..., Any], Callable[[np.ndarray], np.ndarray]]] 
 }
 
 
+@pytest.fixture(autouse=True)
+def on(device: str) -> Generator[None]:
+    with vj.default_device(device):
+        yield
+
+
 def f32(values: Any) -> Any:
     return jnp.asarray(np.asarray(values, np.float32))
 
@@ -49,8 +56,8 @@ def f32(values: Any) -> Any:
 @pytest.mark.parametrize("name", UNARY)
 def test_values_and_slopes(name: str) -> None:
     ours, reference = UNARY[name]
-    np.testing.assert_allclose(ours(f32(POINTS)), reference(POINTS), rtol=2e-6, atol=2e-7)
-    slope = vj.grad(lambda x: ours(x).sum())(f32(POINTS))
+    np.testing.assert_allclose(vj.jit(ours)(f32(POINTS)), reference(POINTS), rtol=2e-6, atol=2e-7)
+    slope = vj.jit(vj.grad(lambda x: ours(x).sum()))(f32(POINTS))
     step = 1e-6
     want = (reference(POINTS + step) - reference(POINTS - step)) / (2 * step)
     if name == "relu":
@@ -60,36 +67,36 @@ def test_values_and_slopes(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNARY)
 def test_nan_spreads(name: str) -> None:
-    assert np.isnan(np.asarray(UNARY[name][0](f32([NAN]))))
+    assert np.isnan(np.asarray(vj.jit(UNARY[name][0])(f32([NAN]))))
 
 
 def test_sigmoid_keeps_its_relative_accuracy_far_to_the_left() -> None:
-    np.testing.assert_allclose(nn.sigmoid(f32([-50.0])), [math.exp(-50.0)], rtol=1e-5, atol=0)
+    np.testing.assert_allclose(
+        vj.jit(nn.sigmoid)(f32([-50.0])), [math.exp(-50.0)], rtol=1e-5, atol=0
+    )
 
 
 def test_logsumexp_with_infinities() -> None:
     rows = f32([[-INF, -INF, -INF], [-INF, 0, math.log(3)], [INF, 1, -INF], [NAN, 0, 0]])
     want = [-INF, math.log(4), INF, NAN]
-    np.testing.assert_allclose(nn.logsumexp(rows, axis=1), want, rtol=1e-6)
-    np.testing.assert_allclose(
-        vj.grad(lambda v: nn.logsumexp(v))(rows[1]), [0, 0.25, 0.75], rtol=1e-6
-    )
+    np.testing.assert_allclose(vj.jit(partial(nn.logsumexp, axis=1))(rows), want, rtol=1e-6)
+    np.testing.assert_allclose(vj.jit(vj.grad(nn.logsumexp))(rows[1]), [0, 0.25, 0.75], rtol=1e-6)
 
 
 def test_logsumexp_axes() -> None:
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     want = np.log(np.exp(x.astype(np.float64)).sum((0, 2)))
-    np.testing.assert_allclose(nn.logsumexp(f32(x), axis=(0, 2)), want, rtol=1e-6)
+    np.testing.assert_allclose(vj.jit(partial(nn.logsumexp, axis=(0, 2)))(f32(x)), want, rtol=1e-6)
     assert nn.logsumexp(f32(x), axis=-1, keepdims=True).shape == (2, 3, 1)
     assert nn.logsumexp(f32(x)).shape == ()
 
 
 def test_softmax_and_log_softmax_at_the_extremes() -> None:
-    np.testing.assert_allclose(nn.log_softmax(f32([1000, 0, -1000])), [0, -1000, -2000])
-    np.testing.assert_allclose(nn.softmax(f32([1e4, 1e4, -1e30])), [0.5, 0.5, 0])
-    slope = vj.grad(lambda v: -nn.log_softmax(v)[2])(f32([1000, 0, -1000]))
+    np.testing.assert_allclose(vj.jit(nn.log_softmax)(f32([1000, 0, -1000])), [0, -1000, -2000])
+    np.testing.assert_allclose(vj.jit(nn.softmax)(f32([1e4, 1e4, -1e30])), [0.5, 0.5, 0])
+    slope = vj.jit(vj.grad(lambda v: -nn.log_softmax(v)[2]))(f32([1000, 0, -1000]))
     np.testing.assert_allclose(slope, [1, 0, -1])
-    columns = nn.softmax(f32([[0, 0], [math.log(3), 0]]), axis=0)
+    columns = vj.jit(partial(nn.softmax, axis=0))(f32([[0, 0], [math.log(3), 0]]))
     np.testing.assert_allclose(columns, [[0.25, 0.5], [0.75, 0.5]], rtol=1e-6)
 
 
@@ -105,19 +112,21 @@ def test_norms_match_float64() -> None:
     rng = np.random.default_rng(1)
     x, w, b = rng.normal(3, 2, (4, 16)), rng.normal(size=16), rng.normal(size=16)
     rms = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w
-    np.testing.assert_allclose(nn.rms_norm(f32(x), f32(w), eps=1e-5), rms, rtol=2e-6, atol=1e-6)
+    got = vj.jit(nn.rms_norm)(f32(x), f32(w))
+    np.testing.assert_allclose(got, rms, rtol=2e-6, atol=1e-6)
     centred = x - x.mean(-1, keepdims=True)
     layer = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * w + b
-    np.testing.assert_allclose(nn.layer_norm(f32(x), f32(w), f32(b)), layer, rtol=2e-5, atol=2e-6)
+    got = vj.jit(nn.layer_norm)(f32(x), f32(w), f32(b))
+    np.testing.assert_allclose(got, layer, rtol=2e-5, atol=2e-6)
 
 
 def test_rms_norm_does_not_overflow_in_f16_nor_vanish_near_zero() -> None:
-    big = nn.rms_norm(jnp.full((2, 512), 1000, jnp.float16), jnp.ones(512, jnp.float16))
+    big = vj.jit(nn.rms_norm)(jnp.full((2, 512), 1000, jnp.float16), jnp.ones(512, jnp.float16))
     assert big.dtype == np.float16
     np.testing.assert_allclose(np.asarray(big, np.float32), 1.0, rtol=1e-3)
     zero = f32(np.zeros((1, 8)))
-    np.testing.assert_array_equal(nn.rms_norm(zero), np.zeros((1, 8)))
-    slope = vj.grad(lambda t: nn.rms_norm(t).sum())(zero)
+    np.testing.assert_array_equal(vj.jit(nn.rms_norm)(zero), np.zeros((1, 8)))
+    slope = vj.jit(vj.grad(lambda t: nn.rms_norm(t).sum()))(zero)
     np.testing.assert_allclose(slope, np.full((1, 8), 1e3), rtol=1e-5)
 
 
@@ -125,7 +134,7 @@ def test_layer_norm_of_a_large_mean_does_not_cancel() -> None:
     x = (4096 + np.arange(16) * 2.0**-4).astype(np.float32)[None]
     want = (np.arange(16) - 7.5) * 2.0**-4
     want = want / np.sqrt((want**2).mean() + 1e-5)
-    np.testing.assert_allclose(nn.layer_norm(f32(x))[0], want, rtol=1e-5)
+    np.testing.assert_allclose(vj.jit(nn.layer_norm)(f32(x))[0], want, rtol=1e-5)
 
 
 def attention_reference(
@@ -153,7 +162,8 @@ def attention_operands() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray
 
 def test_grouped_attention_with_a_mask_and_a_row_that_sees_nothing() -> None:
     q, k, v, mask = attention_operands()
-    got = nn.dot_product_attention(f32(q), f32(k), f32(v), mask=jnp.asarray(mask), scale=0.3)
+    attend = partial(nn.dot_product_attention, mask=jnp.asarray(mask), scale=0.3)
+    got = vj.jit(attend)(f32(q), f32(k), f32(v))
     want = attention_reference(q, k, v, np.broadcast_to(mask, (2, 4, 5, 6)), 0.3)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     assert not np.asarray(got)[0, 2].any()
@@ -163,12 +173,13 @@ def test_causal_attention_with_bias_and_without_batch() -> None:
     q, k, v, _ = attention_operands()
     causal = np.tril(np.ones((5, 6), bool))
     want = attention_reference(q, k, v, np.broadcast_to(causal, (2, 4, 5, 6)), 8**-0.5)
-    got = nn.dot_product_attention(f32(q), f32(k), f32(v), is_causal=True)
+    attend = vj.jit(partial(nn.dot_product_attention, is_causal=True))
+    got = attend(f32(q), f32(k), f32(v))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-    single = nn.dot_product_attention(f32(q[0]), f32(k[0]), f32(v[0]), is_causal=True)
+    single = attend(f32(q[0]), f32(k[0]), f32(v[0]))
     np.testing.assert_allclose(single, want[0], rtol=1e-5, atol=1e-6)
     far = np.where(causal, 0.0, -1e9)[None, None]
-    biased = nn.dot_product_attention(f32(q), f32(k), f32(v), bias=f32(far))
+    biased = vj.jit(partial(nn.dot_product_attention, bias=f32(far)))(f32(q), f32(k), f32(v))
     np.testing.assert_allclose(biased, want, rtol=1e-5, atol=1e-6)
 
 
@@ -179,7 +190,7 @@ def test_attention_gradients_are_finite_and_right_beside_a_row_that_sees_nothing
         out = nn.dot_product_attention(q, k, v, mask=jnp.asarray(mask))
         return (out * out).sum()
 
-    grads = vj.grad(loss, argnums=(0, 1, 2))(f32(q), f32(k), f32(v))
+    grads = vj.jit(vj.grad(loss, argnums=(0, 1, 2)))(f32(q), f32(k), f32(v))
     assert not np.asarray(grads[0])[0, 2].any()
     allowed = np.broadcast_to(mask, (2, 4, 5, 6))
     rng = np.random.default_rng(3)
