@@ -72,7 +72,7 @@ class Epilogue:
 
     def emit(self, place: Place, total: Value, *, clamped: bool) -> None:
         """Every store of the tile that begins at ``place``."""
-        for step in self.group.stores:
+        for step in _readers_first(self.group):
             casts = casts_of(self.group, step)
             if casts is None:
                 value = self._mapped(place, total, step, clamped=clamped)
@@ -157,6 +157,8 @@ def supports(group: ContractGroup) -> bool:
             return False
         if stored & set(_read(group, step)):
             return False
+    if len(_readers(group)) > 1:
+        return False
     wanted = {step.value for step in group.stores}
     steps = [group.body[number] for number in needed(group.body, wanted, {0})]
     return all(step.type is not F64 and _is_flat(group.body, step) for step in steps)
@@ -183,6 +185,23 @@ def _read(group: ContractGroup, step: StoreStep) -> list[int]:
     """The arrays that the body reads for a store."""
     steps = [group.body[number] for number in needed(group.body, {step.value}, {0})]
     return list(access_of(steps, ()))
+
+
+def _readers(group: ContractGroup) -> list[StoreStep]:
+    """The stores whose bodies read where another store writes: it may be the same memory."""
+    found: list[StoreStep] = []
+    for step in group.stores:
+        body = [group.body[number] for number in needed(group.body, {step.value}, {0})]
+        read = [s.view for s in body if isinstance(s, LoadStep)]
+        if any(other.view in read for other in group.stores if other is not step):
+            found.append(step)
+    return found
+
+
+def _readers_first(group: ContractGroup) -> list[StoreStep]:
+    """The stores in an order in which none writes what the map of a later one reads."""
+    readers = _readers(group)
+    return [*readers, *[step for step in group.stores if step not in readers]]
 
 
 def _is_flat(body: Sequence[BodyStep], step: BodyStep) -> bool:
