@@ -11,6 +11,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+# Two processes, a file at a time in one: whole files share devices and what they compiled.
+PYTEST_JOBS ?= -n 2 --dist loadfile
 CONFIG ?= configs/smollm2_stdlib.toml
 
 .PHONY: test lint types contracts unit test-matrix finetune bench clean setup
@@ -25,7 +27,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_JOBS) $(PYTEST_ARGS)
 
 # Matrix units in software, from a Mesa of its own; where that cannot be had, this says so.
 test-matrix: $(STAMP)

@@ -1,16 +1,19 @@
-"""Vulkan devices in descriptor mode under the validation layer, whose silence is checked first.
+"""The argument ``device``: a test with it runs once per device of this machine.
 
-Synchronisation validation follows accesses through descriptors and sees none through device
-addresses. So every test with the argument ``device`` runs in both modes: as ``vulkan:0``, and as
-``vulkan:0+descriptors`` with the layer, where it is installed. Before the first of these tests,
-barriers are taken out of the plan of a training step, and the layer must report each of them;
-after that it must report nothing.
+``reference``, ``cpu`` and every Vulkan device found, lavapipe included: as ``vulkan:0`` with device
+addresses, and as ``vulkan:0+descriptors`` with descriptors under the validation layer, where it is
+installed. Synchronisation validation follows accesses through descriptors and sees none through
+addresses. Before the first test of such a device, each barrier is taken out of the plan of a
+training step, and the layer must report it; after that it must report nothing.
+``VKJIT_TEST_DEVICES=cpu,vulkan:0`` narrows the list.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
+import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, final
 
@@ -42,13 +45,25 @@ def step(w: Any, x: Any) -> Any:
 
 
 @final
+@dataclasses.dataclass
+class Report:
+    """What one process saw: hazards ``planted`` and reported, ``tests`` and ``messages`` since.
+
+    ``missing`` says why nothing was validated.
+    """
+
+    planted: int = 0
+    tests: int = 0
+    messages: int = 0
+    missing: str = ""
+
+
+@final
 class Watch:
-    """The watched devices of a session. ``planted`` counts hazards, ``tests`` what ran since."""
+    """The watched devices of a process."""
 
     def __init__(self) -> None:
-        self.planted = 0
-        self.tests = 0
-        self.missing: str | None = None
+        self.report = Report()
         self._instance: Instance | None = None
         self._expected = 0
         self._devices: dict[str, VulkanDevice] = {}
@@ -57,10 +72,10 @@ class Watch:
         """Opens the device ``name`` unless it is open, and has its barriers reported."""
         if name in self._devices:
             return
-        device = self._devices[name] = self._opened(name)
-        runtime._open[name] = device
-        if self.missing is None:
+        device = runtime._open[name] = self._opened(name)
+        if not self.report.missing:
             self._plant(device)
+        self._devices[name] = device
 
     def _opened(self, name: str) -> VulkanDevice:
         from vkjit.runtime.vulkan.device import (  # noqa: PLC0415  needs a Vulkan loader
@@ -83,7 +98,7 @@ class Watch:
         try:
             return Instance(validation=True)
         except DeviceError as error:
-            self.missing = str(error)
+            self.report.missing = str(error)
             return Instance(validation=False)
 
     def _plant(self, device: VulkanDevice) -> None:
@@ -101,7 +116,7 @@ class Watch:
             except DeviceError as error:
                 if "SYNC-HAZARD" not in str(error):
                     raise
-                self.planted += 1
+                self.report.planted += 1
             else:
                 pytest.fail(
                     f"{device.name}: the validation layer did not report the missing barrier "
@@ -110,48 +125,58 @@ class Watch:
         device.synchronize()
         self._expected = self._instance.received
 
-    def unexpected(self) -> int:
-        """How many messages came that were not planted."""
-        return 0 if self._instance is None else self._instance.received - self._expected
-
     def check(self, name: str) -> None:
         """Fails a test during which the layer reported something, also what was caught."""
-        device = self._devices.get(name)
-        if device is None:
+        device, instance = self._devices.get(name), self._instance
+        if device is None or instance is None:
             return
-        self.tests += 1
-        before = self.unexpected()
+        self.report.tests += 1
         device.synchronize()
-        if self._instance is not None and self._instance.messages:
-            reported, self._instance.messages = self._instance.messages, []
-            pytest.fail("validation layer:\n" + "\n".join(reported))
-        assert self.unexpected() == before
+        messages = instance.received - self._expected
+        new, self.report.messages = messages - self.report.messages, messages
+        text = "\n".join(instance.messages) or "caught and not shown again"
+        instance.messages.clear()
+        if new:
+            pytest.fail(f"{new} messages of the validation layer:\n{text}")
 
     def close(self) -> None:
         """Closes the devices."""
         for name, device in self._devices.items():
             runtime._open.pop(name, None)
             device.close()
-
-    def summary(self) -> str | None:
-        """One line on what was watched, or that it was not."""
-        if not self._devices:
-            return None
-        names = ", ".join(self._devices)
-        if self.missing is not None:
-            return f"!!! NOT VALIDATED: {self.tests} tests on {names}: {self.missing} !!!"
-        return (
-            f"{names} under validation: {self.planted} planted hazards reported, then "
-            f"{self.unexpected()} messages in {self.tests} tests"
-        )
+        gc.collect()
+        if self._instance is not None:
+            self.report.messages = self._instance.received - self._expected
 
 
 _WATCH = pytest.StashKey[Watch]()
+_REPORTS = pytest.StashKey[list[Report]]()
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """Names of the devices that tests run on, cheapest first."""
+    chosen = os.environ.get("VKJIT_TEST_DEVICES")
+    if chosen:
+        return tuple(name.strip() for name in chosen.split(","))
+    found = runtime.available_devices()
+    return (*found, *(name + SUFFIX for name in found if name.startswith("vulkan:")))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames and not _parametrized(metafunc, "device"):
+        metafunc.parametrize("device", names(), indirect=True, scope="session")
+
+
+def _parametrized(metafunc: pytest.Metafunc, name: str) -> bool:
+    """True if the test or its class lists its own values for the argument `name`."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    return any(name in str(mark.args[0]).replace(" ", "").split(",") for mark in marks)
 
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> str:
-    """The name of an open device, or of one that opens when it is asked for."""
+    """The name of a device, which is open or opens when it is asked for."""
     name: str = request.param
     if name.endswith(SUFFIX):
         request.config.stash[_WATCH].open(name)
@@ -167,18 +192,46 @@ def nothing_reported(request: pytest.FixtureRequest) -> Generator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_WATCH] = Watch()
+    config.stash[_WATCH], config.stash[_REPORTS] = Watch(), []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Collects the report of a process of pytest-xdist, which ends before the session does."""
+    output = getattr(node, "workeroutput", {})
+    if "watched" in output:
+        node.config.stash[_REPORTS].append(Report(**output["watched"]))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    watch = session.config.stash[_WATCH]
+    config = session.config
+    watch, reports = config.stash[_WATCH], config.stash[_REPORTS]
     watch.close()
-    gc.collect()
-    if watch.unexpected():
+    output: dict[str, Any] | None = getattr(config, "workeroutput", None)
+    if output is not None:
+        output["watched"] = dataclasses.asdict(watch.report)
+    reports.append(watch.report)
+    if any(report.messages for report in reports):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    line = config.stash[_WATCH].summary()
-    if line is not None:
+    lines = {_line(report) for report in config.stash[_REPORTS] if report.missing}
+    found = [report for report in config.stash[_REPORTS] if report.planted]
+    if found:
+        planted, tests, messages = (
+            sum(getattr(report, field) for report in found)
+            for field in ("planted", "tests", "messages")
+        )
+        lines.add(
+            f"descriptors under validation: {planted} planted hazards reported, then {messages} "
+            f"messages in {tests} tests"
+        )
+    if not any(name.startswith("vulkan:") for name in names()):
+        lines.add("!!! NOT TESTED: Vulkan, for want of a device; see `vkjit info` !!!")
+    for line in sorted(lines):
         terminalreporter.write_sep("=", line, bold=True)
+
+
+def _line(report: Report) -> str:
+    return f"!!! NOT VALIDATED: barriers and accesses through descriptors: {report.missing} !!!"
