@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, final
@@ -170,6 +171,17 @@ class Device(ABC):
     @abstractmethod
     def load(self, plan: Plan, constants: Sequence[DeviceBuffer] = ()) -> Loaded:
         """Generates or fetches the code of ``plan``; ``constants`` stand in order of position."""
+
+    def prepare(self, plan: Plan) -> list[Future[Any]]:
+        """Begins to compile a plan in other threads, where the device can; returns what goes on.
+
+        ``load`` waits for it and says what failed.
+
+        Raises:
+            VkjitError: no code can be generated for the plan.
+        """
+        del plan
+        return []
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -28,7 +28,7 @@ from vkjit.lowering.plan.schedule import (
     TiledSchedule,
 )
 from vkjit.runtime.device import DeviceBuffer
-from vkjit.tuning.case import Case, block, trial, twin
+from vkjit.tuning.case import Case, block, twin
 from vkjit.tuning.reference import Array, Arrays, Values, Wanted, excess, inputs, strided, wanted
 from vkjit.tuning.rig import Rig
 
@@ -72,29 +72,23 @@ class Admission:
         self._rig = rig
         self._known: dict[object, Check] = {}
 
+    def prepare(self, case: Case, schedule: GpuContract) -> None:
+        """Begins to compile the small variants that were not checked yet."""
+        for _, small, _ in _twins(case, schedule):
+            is_new = (small, schedule, Values.RANDOM) not in self._known
+            if is_new and serves(small.group, small.infos, schedule, self._rig.target):
+                with contextlib.suppress(VkjitError):  # raised again where it is checked
+                    self._rig.prepare(small, schedule)
+
     def twins(self, case: Case, schedule: GpuContract) -> list[Check]:
         """The checks of small variants, up to the first that fails."""
         found: list[Check] = []
-        twins = _twins(case, schedule)
-        self._compile([small for _, small, _ in twins], schedule)
-        for name, small, kinds in twins:
+        for name, small, kinds in _twins(case, schedule):
             for kind in kinds:
                 found.append(self._twin(f"{name} {kind.value}", small, schedule, kind))
                 if not found[-1].passed:
                     return found
         return found
-
-    def _compile(self, twins: Sequence[Case], schedule: GpuContract) -> None:
-        """Compiles those that were never checked at the same time."""
-        target = self._rig.target
-        new = [
-            small
-            for small in dict.fromkeys(twins)
-            if (small, schedule, Values.RANDOM) not in self._known
-            and serves(small.group, small.infos, schedule, target)
-        ]
-        with contextlib.suppress(VkjitError):  # raised again, by name, where it is checked
-            self._rig.prepare([trial(small, schedule, target) for small in new])
 
     def _twin(self, name: str, small: Case, schedule: GpuContract, kind: Values) -> Check:
         key = (small, schedule, kind)

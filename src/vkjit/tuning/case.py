@@ -132,23 +132,6 @@ def trial(case: Case, schedule: GpuContract, target: Target) -> Trial:
     return Trial(case, schedule, tuple(kernels), tuple(temporaries))
 
 
-def together(plans: Sequence[Plan]) -> Plan:
-    """One plan with the steps of all, to be loaded, not run: devices compile a plan in parallel."""
-    buffers: list[PlannedBuffer] = []
-    steps: list[Launch] = []
-    for plan in plans:
-        first = len(buffers)
-        buffers += [
-            replace(b, role=Role.INPUT, position=first + i, donated=None)
-            for i, b in enumerate(plan.buffers)
-        ]
-        for step in plan.steps:
-            assert isinstance(step, Launch)
-            moved = [replace(r, buffer=r.buffer + first) for r in step.arguments]
-            steps.append(replace(step, arguments=tuple(moved)))
-    return Plan("tuning", tuple(buffers), tuple(steps), frozenset(range(1, len(steps))), 0)
-
-
 # -- variants -------------------------------------------------------------------------------------
 
 

@@ -87,16 +87,28 @@ def inputs(case: Case, values: Values, seed: int) -> Arrays:
     return found
 
 
-def _filled(rng: np.random.Generator, info: ArrayInfo, values: Values, case: Case) -> Array:
+def random_values(rng: np.random.Generator, info: ArrayInfo) -> Array:
+    """Uniform in [-1, 1); integers in [-8, 8]."""
     dtype, size = DTYPES[info.elem], info.length
     if info.elem is I1:
         return rng.integers(0, 2, size).astype(np.bool_)
     if info.elem.kind == "int":
         return rng.integers(-8, 9, size).astype(dtype)
-    uniform = rng.random(size, np.float32) * np.float32(2) - np.float32(1)
-    if values is Values.LARGE:
-        return (uniform.astype(np.float64) * _large(info.elem, case)).astype(dtype)
-    found: Array = uniform.astype(dtype)
+    return _uniform(rng, size).astype(dtype)
+
+
+def _uniform(rng: np.random.Generator, size: int) -> Array:
+    return rng.random(size, np.float32) * np.float32(2) - np.float32(1)
+
+
+def _filled(rng: np.random.Generator, info: ArrayInfo, values: Values, case: Case) -> Array:
+    dtype, size = DTYPES[info.elem], info.length
+    if values is Values.LARGE and info.elem.kind == "float":
+        large = _uniform(rng, size).astype(np.float64) * _large(info.elem, case)
+        return large.astype(dtype)
+    found = random_values(rng, info)
+    if info.elem.kind != "float":
+        return found
     if values is Values.SPECIAL:
         huge = _huge(info.elem, case)
         # Parts of float16 take no infinities, like no numbers beyond 65504.

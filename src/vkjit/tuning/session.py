@@ -18,7 +18,7 @@ from vkjit.runtime.device import Device
 from vkjit.trace import aval_of, trace
 from vkjit.tuning.case import Case, case_of
 from vkjit.tuning.choosing import lookup, store, stored
-from vkjit.tuning.records import group_key
+from vkjit.tuning.records import Result, group_key
 from vkjit.tuning.report import Progress, TunedGroup, TuneReport
 from vkjit.tuning.rig import Rig
 from vkjit.tuning.search import Search
@@ -87,20 +87,18 @@ def run(
 ) -> TuneReport:
     """Tunes what has no result yet (``again``: everything) within ``budget_s`` seconds.
 
-    Time is shared equally among the groups that are left; what one does not use goes to the others.
+    Every group has its turn; most of the time goes to those that take most of a call. Results are
+    kept one by one.
     """
     start = rig.clock()
-    search = Search(rig, progress)
-    groups: list[TunedGroup] = []
-    for number, job in enumerate(jobs):
-        key = group_key(job.case)
-        result = None if again else stored(rig.device, job.case)
-        now, is_new = rig.clock(), False
-        left = start + budget_s - now
-        if result is None and left > 0:
-            result = search.tune(job.case, now + left / (len(jobs) - number))
-            is_new = result is not None
-            if result is not None:
-                store().put([result])
-        groups.append(TunedGroup(key, job.count, result, is_new))
+    found = {} if again else {j.case: r for j in jobs if (r := stored(rig.device, j.case))}
+    todo = [(job.case, job.count) for job in jobs if job.case not in found]
+    new: dict[Case, Result] = {}
+    for case, result in Search(rig, progress).all(todo, start + budget_s):
+        new[case] = result
+        store().put([result])
+    groups = [
+        TunedGroup(group_key(j.case), j.count, new.get(j.case) or found.get(j.case), j.case in new)
+        for j in jobs
+    ]
     return TuneReport(rig.device.name, tuple(groups), rig.clock() - start)

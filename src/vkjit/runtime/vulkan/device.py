@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, cast, final
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from vkjit.errors import DeviceError, InternalError, OutOfMemoryError
-from vkjit.lowering.artifact import Plan
+from vkjit.lowering.artifact import Launch, Plan
 from vkjit.lowering.legalize import FUSED_FMA
 from vkjit.lowering.target import Addressing, Target
 from vkjit.runtime.device import Device, DeviceBuffer, Hardware, HostArray, MemoryStats
@@ -145,6 +146,13 @@ class VulkanDevice(Device):
             loaded = VulkanLoaded(self, plan, [self.own(c) for c in constants])
             self._loaded.add(loaded)
             return loaded
+
+    def prepare(self, plan: Plan) -> list[Future[Any]]:
+        """Emits the kernels of ``plan``; drivers compile them in other threads."""
+        self._require_open()
+        with self.lock:
+            kernels = [step.kernel for step in plan.steps if isinstance(step, Launch)]
+            return [*self.pipelines.begin(list(dict.fromkeys(kernels)))]
 
     def retire(self, recordings: Sequence[Recording]) -> None:
         """Keeps recordings that nobody needs any more until :meth:`reap`; takes no lock."""

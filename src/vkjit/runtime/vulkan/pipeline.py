@@ -58,6 +58,8 @@ class Pipelines:
         self._device = device
         self._capabilities = capabilities
         self._made: dict[Key, Pipeline] = {}
+        self._ahead: dict[Key, Future[Pipeline]] = {}
+        self._pool: ThreadPoolExecutor | None = None
         self._layouts: dict[int, tuple[Handle, Handle]] = {}
         self._lock = threading.RLock()  # of the layouts, which threads that compile share
         target = capabilities.target
@@ -81,14 +83,15 @@ class Pipelines:
         pool = ThreadPoolExecutor(os.cpu_count() or 1)
         try:
             for kernel, positions in _longest_first(kernels):
-                check_limits(kernel, self._capabilities)
-                words = self._modules.of(kernel)
+                words = self._words(kernel)
                 for position in positions:
                     is_sliced = position in sliced
-                    key = keys[position] = (words.tobytes(), kernel.subgroup or 0, is_sliced)
+                    key = keys[position] = _key(kernel, words, is_sliced=is_sliced)
                     if key not in self._made and key not in begun:
                         # The driver gives up Python's lock: it compiles while this emits.
-                        begun[key] = pool.submit(self._create, kernel, words, is_sliced=is_sliced)
+                        begun[key] = self._ahead.pop(key, None) or pool.submit(
+                            self._create, kernel, words, is_sliced=is_sliced
+                        )
         finally:
             pool.shutdown()
             made = {k: f.result() for k, f in begun.items() if f.exception() is None}
@@ -97,6 +100,33 @@ class Pipelines:
             future.result()
         self._note(time.perf_counter() - started if begun else 0.0)
         return [self._made[keys[position]] for position in range(len(kernels))]
+
+    def begin(self, kernels: Sequence[Kernel]) -> list[Future[Pipeline]]:
+        """Emits ``kernels``, begins to compile those that are new, and returns what goes on.
+
+        ``get`` waits for them and says what failed.
+
+        Raises:
+            InternalError: a kernel exceeds a limit of the device, or its module is not valid.
+        """
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(os.cpu_count() or 1)
+        found: list[Future[Pipeline]] = []
+        for kernel in kernels:
+            words = self._words(kernel)
+            key = _key(kernel, words, is_sliced=False)
+            if key in self._made:
+                continue
+            if key not in self._ahead:
+                task = self._pool.submit(self._create, kernel, words, is_sliced=False)
+                self._ahead[key] = task
+                self._worth_saving = True
+            found.append(self._ahead[key])
+        return found
+
+    def _words(self, kernel: Kernel) -> words_array[int]:
+        check_limits(kernel, self._capabilities)
+        return self._modules.of(kernel)
 
     def _note(self, spent: float) -> None:
         """Saves the driver's cache now or later, after so many seconds of compiling."""
@@ -215,6 +245,11 @@ class Pipelines:
 
     def close(self) -> None:
         """Saves the cache and destroys everything; nothing may be running."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        ahead = {k: f.result() for k, f in self._ahead.items() if f.exception() is None}
+        self._made.update(ahead)
+        self._ahead.clear()
         self.save()
         for pipeline in self._made.values():
             self._device.destroy("Pipeline", pipeline.handle)
@@ -225,6 +260,10 @@ class Pipelines:
         self._made.clear()
         self._layouts.clear()
         self._cache.close()
+
+
+def _key(kernel: Kernel, words: words_array[int], *, is_sliced: bool) -> Key:
+    return words.tobytes(), kernel.subgroup or 0, is_sliced
 
 
 def _longest_first(kernels: Sequence[Kernel]) -> list[tuple[Kernel, list[int]]]:
