@@ -74,3 +74,27 @@ def test_donation_changes_no_value(device: str, function: Callable[..., Any], dt
         want = np.asarray(vj.jit(function)(x))
         got = np.asarray(vj.jit(function, donate_argnums=0)(vnp.asarray(x)))
     np.testing.assert_array_equal(got, want)
+
+
+def update(weights: Any, momentum: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """The step of an optimizer in the epilogue of a product."""
+    momentum = 0.5 * momentum + x @ y
+    return weights - momentum, momentum
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(33, 47, 29), (1, 65, 40), (5, 6, 900)],
+)
+def test_epilogues_of_products_update_in_place(device: str, m: int, n: int, k: int) -> None:
+    rng = np.random.default_rng(0)
+    shapes = (m, n), (m, n), (m, k), (k, n)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    with vj.default_device(device):
+        step = vj.jit(update, donate_argnums=(0, 1))
+        weights, momentum, *given = (vnp.asarray(a) for a in arrays)
+        assert step.lower(weights, momentum, *given).memory().donated == 8 * m * n
+        got = [np.asarray(v) for v in step(weights, momentum, *given)]
+        want = [np.asarray(v) for v in vj.jit(update)(*arrays)]
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_array_equal(got[1], want[1])
