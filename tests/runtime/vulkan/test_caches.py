@@ -173,6 +173,22 @@ def test_what_another_process_wrote_meanwhile_is_kept(vulkan_instance, folder: P
     assert path.stat().st_size > 32
 
 
+def test_a_cache_that_grows_while_it_is_read_is_read_again(vulkan_instance, folder: Path):
+    """Other threads compile meanwhile: the driver then says that the data are incomplete."""
+    device = VulkanDevice("vulkan:0", vulkan_instance, vulkan_instance.physical_devices()[0])
+    device.pipelines.get([doubled(factor=3.0)])
+    get, calls = device.logical.functions.vkGetPipelineCacheData, list[bool]()
+
+    def grown(handle: object, cache: object, size: object, data: object) -> int:
+        result = get(handle, cache, size, data)
+        calls.append(data != driver_cache.NULL)
+        return driver_cache.constants.VK_INCOMPLETE if sum(calls) == 1 and calls[-1] else result
+
+    device.logical.functions.vkGetPipelineCacheData = grown
+    device.close()
+    assert calls == [False, True, False, True]
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX")
 def test_a_folder_that_cannot_be_written(vulkan_instance, folder: Path, monkeypatch):
     blocked = folder / "file"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import re
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -94,6 +95,18 @@ def test_small_arrays_do_not_wait_for_the_device_while_there_is_room(heap):
     heap.give(busy, 7)
     assert heap.take_finished(256, 6) is not busy
     assert heap.take_finished(256, 7) is busy
+
+
+def test_garbage_is_given_back_while_another_thread_has_the_heap(heap):
+    """Collection runs in any thread, which may hold another heap: it must not wait for this one."""
+    span = heap.take(256)
+    thread = threading.Thread(target=heap.give, args=(span, 0), daemon=True)
+    with heap._lock:
+        thread.start()
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+    assert heap.live == 0
+    assert heap.take(256) is span
 
 
 def test_an_allocation_that_fails_halfway_leaves_nothing(opened, heap, monkeypatch):

@@ -148,6 +148,32 @@ def test_other_failures_of_a_submission_do_not_end_the_device(fresh):
     np.testing.assert_array_equal(device.download(y, np.float32, (COUNT,)), values() * 4)
 
 
+def test_a_recording_that_fails_is_made_anew(fresh):
+    """Else the next call on the arrays of the last good one would replay what failed."""
+    device = fresh(Addressing.DESCRIPTOR)
+    loaded = device.load(long_chain(2))
+    x, other = device.upload(values()), device.upload(values() + 1)
+    recording = loaded._new(None)
+    loaded._ring.append(recording)
+    spans = [x.span, *(device.memory.take(size) for size, _ in loaded._made)]
+    recording.submit(spans)
+    end = device.logical.functions.vkEndCommandBuffer
+
+    def short(commands: Any) -> int:
+        end(commands)
+        return -1
+
+    device.queue.wait(recording.busy)
+    device.logical.functions.vkEndCommandBuffer = short
+    with pytest.raises(DeviceError, match="vkEndCommandBuffer failed"):
+        recording.submit([other.span, *spans[1:]])
+    device.logical.functions.vkEndCommandBuffer = end
+    assert not recording.fits(spans)
+    device.queue.wait(recording.submit(spans))
+    device._transfers.read(spans[1], (got := np.empty(COUNT, np.float32)).ctypes.data, SIZE)
+    np.testing.assert_array_equal(got, values() * 4)
+
+
 def test_a_wait_for_a_hung_device_can_be_interrupted(fresh):
     device = fresh(Addressing.DEVICE_ADDRESS)
     (y,) = device.load(long_chain(2)).run([device.upload(values())])

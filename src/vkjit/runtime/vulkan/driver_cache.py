@@ -7,15 +7,16 @@ header names this very device and driver.
 from __future__ import annotations
 
 import struct as binary
-from typing import final
+from typing import Any, final
 
 from vkjit.runtime.cache import cache_key, open_cache
 from vkjit.runtime.vulkan.features import Capabilities
-from vkjit.runtime.vulkan.ffi import NULL, Handle, array, check, ffi, struct
+from vkjit.runtime.vulkan.ffi import NULL, Handle, array, check, constants, ffi, struct
 from vkjit.runtime.vulkan.logical import LogicalDevice
 
 _HEADER = binary.Struct("<IIII16s")  # VkPipelineCacheHeaderVersionOne
 _VERSION_ONE = 1
+_INCOMPLETE: int = constants.VK_INCOMPLETE
 _LARGEST = 256 << 20  # a cache beyond this costs more to read than it saves: start anew
 
 
@@ -54,13 +55,20 @@ class DriverCache:
             sources = array("VkPipelineCache", [other])
             check(merge(device.handle, self.handle, 1, sources), "vkMergePipelineCaches")
             device.destroy("PipelineCache", other)
-        size = ffi.new("size_t *")
-        get = device.functions.vkGetPipelineCacheData
-        check(get(device.handle, self.handle, size, NULL), "vkGetPipelineCacheData")
-        data = ffi.new("char[]", size[0])
-        check(get(device.handle, self.handle, size, data), "vkGetPipelineCacheData")
-        self._read = bytes(ffi.buffer(data, size[0]))
+        self._read = self._data()
         self._disk.put(self._key, self._read)
+
+    def _data(self) -> bytes:
+        """What the driver has cached; other threads may add to it meanwhile."""
+        size, result = ffi.new("size_t *"), _INCOMPLETE
+        get = self._device.functions.vkGetPipelineCacheData
+        data: Any = NULL
+        while result == _INCOMPLETE:
+            check(get(self._device.handle, self.handle, size, NULL), "vkGetPipelineCacheData")
+            data = ffi.new("char[]", size[0])
+            result = get(self._device.handle, self.handle, size, data)
+        check(result, "vkGetPipelineCacheData")
+        return bytes(ffi.buffer(data, size[0]))
 
     def close(self) -> None:
         """Destroys the driver's object."""

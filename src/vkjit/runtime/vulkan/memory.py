@@ -122,10 +122,19 @@ class Heap:
         self.is_cached = is_cached(device, self._type)
         self._kept: defaultdict[int, deque[Span]] = defaultdict(deque)
         self._blocks: list[Block] = []
-        self._lock = threading.RLock()  # collection of garbage may give spans back at any point
+        self._lock = threading.RLock()
+        # Collection of garbage may come at any point and in any thread: it takes no lock.
+        self._returned: deque[Span] = deque()
         self._busy = 0  # gaps of former spans may be in use until this submission is finished
-        self.live = 0
+        self._live = 0
         self.peak = 0
+
+    @property
+    def live(self) -> int:
+        """Bytes of spans that have owners."""
+        with self._lock:
+            self._take_back()
+            return self._live
 
     @property
     def reserved(self) -> int:
@@ -146,7 +155,8 @@ class Heap:
     def available(self) -> int:
         """Bytes that spans may still take: those pooled here and what the driver has left."""
         with self._lock:
-            return self.reserved - self.live + self._room()
+            self._take_back()
+            return self.reserved - self._live + self._room()
 
     def _room(self) -> int:
         """Bytes that may still be taken from the driver."""
@@ -162,6 +172,7 @@ class Heap:
         """
         size = rounded(nbytes)
         with self._lock:
+            self._take_back()
             kept = self._kept.get(size)
             return self._owned(kept.pop() if kept else self._carve(size))
 
@@ -173,21 +184,27 @@ class Heap:
         """
         size = rounded(nbytes)
         with self._lock:
+            self._take_back()
             kept = self._kept.get(size)
             if kept and kept[0].busy <= finished:
                 return self._owned(kept.popleft())
             return self._owned(self._carve(size))
 
     def _owned(self, span: Span) -> Span:
-        self.live += span.size
-        self.peak = max(self.peak, self.live)
+        self._live += span.size
+        self.peak = max(self.peak, self._live)
         return span
 
     def give(self, span: Span, busy: int) -> None:
-        """Takes a span back that submissions up to ``busy`` may use."""
-        with self._lock:
-            span.busy = busy
-            self.live -= span.size
+        """Takes a span back that submissions up to ``busy`` may use; never waits for a lock."""
+        span.busy = busy
+        self._returned.append(span)
+
+    def _take_back(self) -> None:
+        """Files the spans that were given back since the last time."""
+        while self._returned:
+            span = self._returned.popleft()
+            self._live -= span.size
             self._kept[span.size].append(span)
 
     def _carve(self, size: int) -> Span:
@@ -219,7 +236,7 @@ class Heap:
 
     def _merge(self) -> None:
         """Turns all kept spans into gaps, and joins neighbours."""
-        # Spans that collection of garbage gives back meanwhile go to a list of their own.
+        self._take_back()
         kept, self._kept = self._kept, defaultdict(deque)
         for spans in kept.values():
             for span in spans:
@@ -253,7 +270,7 @@ class Heap:
                 return
         reason = result_name(result) if result else "the limit is reached"
         raise OutOfMemoryError(
-            f"vulkan: {size} bytes asked, {self.live} in use of {self.limit} ({reason}); "
+            f"vulkan: {size} bytes asked, {self._live} in use of {self.limit} ({reason}); "
             "use smaller arrays or free some"
         )
 
@@ -331,6 +348,7 @@ class Heap:
                 self._destroy(block.buffer, block.memory)
             self._blocks.clear()
             self._kept.clear()
+            self._returned.clear()
 
 
 def rounded(nbytes: int) -> int:

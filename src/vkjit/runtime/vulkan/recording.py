@@ -57,8 +57,12 @@ class Recording(ABC):
             DeviceError: the device is lost.
         """
         if spans != self._bound:
+            is_recorded = self._bound is not None and self.reusable
+            self._bound = (
+                None  # until all of it is done: should this fail, the next call begins anew
+            )
             self.point_at(spans)
-            if self._bound is None or not self.reusable:
+            if not is_recorded:
                 self._record(spans)
             self._bound = spans
         self._progress.reset()
