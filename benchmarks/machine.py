@@ -61,7 +61,12 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """Short hash of the checkout, with ``+`` if tracked files differ from it."""
+    """Short hash of the checkout, with ``+`` if tracked files differ from it.
+
+    ``VKJIT_BENCH_COMMIT`` names it where the tree is a copy without its history.
+    """
+    if os.environ.get("VKJIT_BENCH_COMMIT"):
+        return os.environ["VKJIT_BENCH_COMMIT"]
     short = _git("rev-parse", "--short=10", "HEAD")
     return short + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
 
