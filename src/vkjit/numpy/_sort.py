@@ -93,8 +93,8 @@ def largest(x: Value, k: int, axis: int) -> tuple[Value, Value]:
         shape = (*of.shape[:axis], 1, *of.shape[axis + 1 :])
         found = reshaped(argmax(x, axis), shape)
         return take_along_axis(x, found, axis, mode="clip"), found
-    order = argsort_op(x, axis, descending=True)
-    return reorder(x, order, axis, k), slice_axis(order, 0, k, axis)
+    order = argsort_op(x, axis, descending=True, count=k)
+    return reorder(x, order, axis), order
 
 
 def median(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Value:

@@ -11,6 +11,7 @@ import pytest
 import vkjit as vj
 import vkjit.numpy as jnp
 from vkjit.lowering.target import MINIMAL_GPU, Target
+from vkjit.ops.sort import argsort
 
 from .test_memory_bound import LARGE, results
 
@@ -44,3 +45,23 @@ def test_keys_of_64_bits() -> None:
         (got,), kernels = results(jnp.argsort, (x,), CRAMPED)
     np.testing.assert_array_equal(got, np.argsort(x, axis=1))
     assert len(kernels) > 1
+
+
+@pytest.mark.parametrize("k", [1, 3, 4, 7])
+@pytest.mark.parametrize("shape", [(1, 17), (3, 100), (2, 257)], ids=str)
+def test_the_first_few_are_selected(shape: tuple[int, int], k: int) -> None:
+    x: Any = np.random.default_rng(4).integers(0, 9, shape).astype(np.int32)
+    (got,), kernels = results(lambda v: argsort(v, 1, descending=True, count=k), (x,), TINY)
+    np.testing.assert_array_equal(got, np.argsort(-x, axis=1, kind="stable")[:, :k])
+    selects = all(kernel.name == "sort_tile" for kernel in kernels)
+    assert selects == (4 * k <= 16)
+
+
+def test_cotangents_of_the_first_few() -> None:
+    x: Any = np.random.default_rng(5).permutation(90).reshape(3, 30).astype(np.float32)
+    weights: Any = np.array([4, 2, 1], np.float32)
+    grad = vj.grad(lambda v, w: (vj.lax.top_k(v, 3)[0] * w).sum())
+    for target in (TINY, MINIMAL_GPU):
+        (got,), _ = results(grad, (x, weights), target)
+        ranks = np.argsort(np.argsort(-x, axis=1), axis=1)
+        np.testing.assert_array_equal(got, np.where(ranks < 3, 4 / 2.0**ranks, 0))

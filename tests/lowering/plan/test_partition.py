@@ -20,6 +20,7 @@ from vkjit.lowering.plan.groups import (
     ContractGroup,
     GatherStep,
     Group,
+    InverseGroup,
     LoadStep,
     LoopGroup,
     Partition,
@@ -62,6 +63,8 @@ def outline(group: Group) -> str:
         head = f"loop {plain.shape} reduced {plain.reduced}"
     elif isinstance(plain, ContractGroup):
         head = f"contract {plain.batch} {plain.m}x{plain.n}x{plain.k}"
+    elif isinstance(plain, InverseGroup):
+        return f"inverse {plain.outer}x{plain.length}x{plain.inner}"
     elif isinstance(plain, (ScanGroup, SortGroup)):
         kind = "scan" if isinstance(plain, ScanGroup) else "sort"
         return f"{kind} {plain.outer}x{plain.length}x{plain.inner}"
@@ -198,6 +201,8 @@ def writers(group: Group) -> list[int]:
 def readers(group: Group) -> list[int]:
     if isinstance(group, ScatterAddGroup):
         return [group.indices.array, group.updates.array, group.target]
+    if isinstance(group, InverseGroup):
+        return [group.order.array]
     if isinstance(group, (ScanGroup, SortGroup)):
         return [group.source.array]
     loads = [s.array for s in group.body if isinstance(s, (LoadStep, GatherStep))]

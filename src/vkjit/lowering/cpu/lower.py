@@ -9,9 +9,11 @@ from vkjit.lowering.cpu.loops import pointwise
 from vkjit.lowering.cpu.rows import rows
 from vkjit.lowering.cpu.sequential import scan, scatter_add
 from vkjit.lowering.cpu.sort import sort
+from vkjit.lowering.cpu.sort_inverse import inverse
 from vkjit.lowering.plan.groups import (
     ContractGroup,
     Group,
+    InverseGroup,
     LoopGroup,
     ScanGroup,
     ScatterAddGroup,
@@ -35,5 +37,7 @@ def lower(group: Group, context: TemplateContext) -> list[Lowered]:
             return scan(group, context)
         case SortGroup():
             return sort(group, context)
+        case InverseGroup():
+            return inverse(group, context)
         case _:
             assert_never(group)

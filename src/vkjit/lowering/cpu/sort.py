@@ -26,32 +26,11 @@ _MERGE_COST = 8
 
 def sort(group: SortGroup, context: TemplateContext) -> list[Lowered]:
     """A kernel that writes keys and positions, and one that sorts both together."""
-    if group.key is None:
-        return [_inverse(group, context)]
     if group.length >= _LONG:
         return Radix(group, group.key, context).kernels()
     between = _Between(group, group.key, context)
     keys = _keys(group, group.key, context, between)
     return [keys, _Merging(group, context, between).kernel()]
-
-
-def _inverse(group: SortGroup, context: TemplateContext) -> Lowered:
-    """Each position written to the place that the order names."""
-    b = Builder("sort_inverse", context.target.index_type)
-    access = {group.source.array: Access.READ, group.target: Access.WRITE}
-    buffers = Buffers(b, context, access)
-    lines, length = group.outer * group.inner, group.length
-    write = StoreStep(0, group.target, dense((group.outer, length, group.inner)))
-    tasks = task_count(max(1, lines), lines * length * _KEY_COST, context.target)
-    with share(b, lines, tasks) as line:
-        outer, inner = coordinates(b, line, (group.outer, group.inner))
-        with b.loop(b.index(0), b.index(length), hint="position") as loop:
-            found = load(Point(b, [outer, loop.index, inner]), buffers, group.source)
-            place = b.convert(ConvertOp.SEXT, found, b.kernel.index_type)
-            with b.branch(b.compare(CmpOp.LT_U, place, b.index(length))).then():
-                number = b.convert(ConvertOp.TRUNC, loop.index, I32)
-                store(Point(b, [outer, place, inner]), buffers, write, number)
-    return Lowered(b.finish((tasks, 1, 1), origin=group.origin), buffers.arrays)
 
 
 @final
@@ -107,14 +86,14 @@ class _Merging:
     def kernel(self) -> Lowered:
         """The passes, and the positions written out."""
         b, group = self.b, self.group
-        write = StoreStep(0, group.target, dense((group.outer, group.length, group.inner)))
+        write = StoreStep(0, group.target, dense((group.outer, group.count, group.inner)))
         with share(b, self.lines, self.tasks) as line:
             outer, inner = coordinates(b, line, (group.outer, group.inner))
             start = b.scaled(line, group.length)
             with b.loop(b.index(0), b.index(self.passes), hint="pass") as loop:
                 self.merges(start, loop.index)
             last = self.size if self.passes % 2 else 0
-            with b.loop(b.index(0), b.index(group.length), hint="position") as loop:
+            with b.loop(b.index(0), b.index(group.count), hint="position") as loop:
                 found = b.load(self.positions, b.offset(b.add(start, loop.index), last))
                 store(Point(b, [outer, loop.index, inner]), self.buffers, write, found)
         return Lowered(b.finish((self.tasks, 1, 1), origin=group.origin), self.buffers.arrays)

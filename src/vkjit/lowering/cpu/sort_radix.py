@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import final
 
-from vkjit.lowering.cpu.tasks import share, task_count
+from vkjit.lowering.cpu.tasks import share, task_count, within
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.specs import KeyRule
@@ -128,8 +128,9 @@ class Radix:
         moved = b.convert(ConvertOp.SEXT, place, b.kernel.index_type)
         if number == self.passes - 1:
             outer, inner = coordinates(b, line, (group.outer, group.inner))
-            write = StoreStep(0, group.target, dense((group.outer, group.length, group.inner)))
-            store(Point(b, [outer, moved, inner]), buffers, write, found)
+            write = StoreStep(0, group.target, dense((group.outer, group.count, group.inner)))
+            with within(b, moved, group.count, group.length):
+                store(Point(b, [outer, moved, inner]), buffers, write, found)
             return
         b.store(buffers.of(self.keys[after]), b.add(start, moved), key)
         b.store(buffers.of(self.positions[after]), b.add(start, moved), found)

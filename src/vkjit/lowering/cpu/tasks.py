@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.types import BinOp
+from vkjit.lowering.kernel.types import BinOp, CmpOp
 from vkjit.lowering.target import Target
 
 _TASK_COST = 1 << 16
@@ -25,6 +25,16 @@ def task_count(items: int, cost: int, target: Target) -> int:
         return 1
     wanted = max(1, min(items, cost // _TASK_COST, threads * _TASKS_PER_THREAD))
     return wanted - wanted % threads if wanted > threads else wanted
+
+
+@contextmanager
+def within(b: Builder, position: Value, count: int, reach: int) -> Generator[None]:
+    """Runs the block where ``position`` is below ``count``; no test when it cannot ``reach`` it."""
+    if reach <= count:
+        yield
+        return
+    with b.branch(b.compare(CmpOp.LT_U, position, b.index(count))).then():
+        yield
 
 
 @contextmanager

@@ -11,9 +11,11 @@ from vkjit.lowering.gpu.loop_nests import lower_loop
 from vkjit.lowering.gpu.scan import scan
 from vkjit.lowering.gpu.scatter import scatter_add
 from vkjit.lowering.gpu.sort import sort
+from vkjit.lowering.gpu.sort_inverse import inverse
 from vkjit.lowering.plan.groups import (
     ContractGroup,
     Group,
+    InverseGroup,
     LoopGroup,
     ScanGroup,
     ScatterAddGroup,
@@ -43,6 +45,8 @@ def lower(
             return scan(group, context)
         case SortGroup():
             return sort(group, context)
+        case InverseGroup():
+            return inverse(group, context)
         case _:
             assert_never(group)
 

@@ -3,8 +3,9 @@
 Keys are sorted together with their positions. An invocation sorts a few neighbours in registers;
 then runs of the same length are merged in pairs, again and again. A merge is a search for each
 element on its own: it moves to the number of elements before it in its own run plus the number of
-those of the other run that go before it. Equal elements of the left run go first, so that the order
-is stable. A workgroup sorts several short lines, or a tile of a long one.
+those of the other run that go before it. Equal elements of the left run go first: the order is
+stable. A workgroup sorts several short lines, or a tile of a long one. Where few elements of long
+lines are wanted, all others of each tile are left out, until one tile holds what is left of a line.
 
 The method of merging by ranks is that of Satish, Harris and Garland, "Designing Efficient Sorting
 Algorithms for Manycore GPUs", IPDPS 2009.
@@ -12,12 +13,11 @@ Algorithms for Manycore GPUs", IPDPS 2009.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from vkjit.lowering.gpu.grid import Grid, each_item, invocations, power_of_two
+from vkjit.lowering.gpu.grid import Grid, each_item, invocations, power_of_two, within
 from vkjit.lowering.gpu.index import index_type
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
@@ -25,6 +25,7 @@ from vkjit.lowering.kernel.specs import KeyRule
 from vkjit.lowering.kernel.types import I32, Access, BinOp, CmpOp, ConvertOp, Memory, ScalarType
 from vkjit.lowering.kernel.views import dense
 from vkjit.lowering.plan.groups import SortGroup, StoreStep
+from vkjit.lowering.target import Target
 from vkjit.lowering.templates.body import Point, load, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.space import coordinates
@@ -32,26 +33,15 @@ from vkjit.lowering.templates.space import coordinates
 _INVOCATIONS = 512
 _EACH = 4
 """Elements that one invocation sorts in registers."""
+_FEWER = 4
+"""A tile has at least so many times the wanted elements, where the others are left out at once."""
 
 
 def sort(group: SortGroup, context: TemplateContext) -> list[Lowered]:
-    """A kernel that sorts tiles, and one for each doubling of the runs in longer lines."""
-    if group.outer * group.length * group.inner == 0:
+    """Kernels that select, where few positions are wanted, then sort tiles, then merge runs."""
+    if group.outer * group.count * group.inner == 0:
         return []
-    if group.key is None:
-        return [_inverse(group, context)]
-    work = _Sort(group, group.key, context)
-    width = work.tile.span
-    if width >= group.length:
-        return [work.tiles(None)]
-    runs = work.runs()
-    made = [work.tiles(runs)]
-    while width < group.length:
-        last = 2 * width >= group.length
-        after = None if last else work.runs()
-        made.append(work.merge(width, runs, after))
-        runs, width = after or runs, 2 * width
-    return made
+    return _Sort(group, context).kernels()
 
 
 @final
@@ -61,6 +51,7 @@ class _Runs:
 
     keys: int
     positions: int
+    length: int
 
     def access(self, how: Access) -> dict[int, Access]:
         """Of both arrays."""
@@ -90,31 +81,10 @@ class _Tile:
         return min(self.padded, self.places)
 
 
-def _inverse(group: SortGroup, context: TemplateContext) -> Lowered:
-    """Each position written to the place that the order names."""
-    b = Builder("sort_inverse", index_type(context))
-    access = {group.source.array: Access.READ, group.target: Access.WRITE}
-    buffers = Buffers(b, context, access)
-    shape = (group.outer, group.length, group.inner)
-    write = StoreStep(0, group.target, dense(shape))
-
-    def visit(item: Value) -> None:
-        outer, position, inner = coordinates(b, item, shape)
-        found = load(Point(b, [outer, position, inner]), buffers, group.source)
-        place = b.convert(ConvertOp.SEXT, found, b.kernel.index_type)
-        with b.branch(b.compare(CmpOp.LT_U, place, b.index(group.length))).then():
-            number = _as_position(b, position)
-            store(Point(b, [outer, place, inner]), buffers, write, number)
-
-    grid, workgroup = each_item(b, math.prod(shape), context.target, visit)
-    return Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)
-
-
-def _tile(group: SortGroup, key: KeyRule, context: TemplateContext) -> _Tile:
+def _tile(lines: int, length: int, key: KeyRule, target: Target) -> _Tile:
     """As many places as invocations and shared memory allow, and as there are elements for."""
-    target = context.target
-    padded = power_of_two(group.length)
-    wanted = padded * power_of_two(group.outer * group.inner)
+    padded = power_of_two(length)
+    wanted = padded * power_of_two(lines)
     room = target.shared_bytes // (key.type.bytes + I32.bytes)
     each = min(_EACH, padded)
     size = invocations(target, min(_INVOCATIONS, max(1, wanted // each)))
@@ -127,106 +97,71 @@ def _tile(group: SortGroup, key: KeyRule, context: TemplateContext) -> _Tile:
 class _Sort:
     """The kernels of one sort."""
 
-    def __init__(self, group: SortGroup, key: KeyRule, context: TemplateContext) -> None:
+    def __init__(self, group: SortGroup, context: TemplateContext) -> None:
         self.group = group
-        self.key = key
         self.context = context
-        self.tile = _tile(group, key, context)
         self.lines = group.outer * group.inner
-        self.least = (1 << (key.type.bits - 1)) - 1  # no key comes after it
-        self.write = StoreStep(0, group.target, dense((group.outer, group.length, group.inner)))
+        self.write = StoreStep(0, group.target, dense((group.outer, group.count, group.inner)))
 
-    def runs(self) -> _Runs:
+    def kernels(self) -> list[Lowered]:
+        """All, in order."""
+        group, made = self.group, list[Lowered]()
+        before, length = None, group.length
+        while True:
+            tile = _tile(self.lines, length, group.key, self.context.target)
+            if tile.span >= length:
+                return [*made, _Tiles(self, tile, before, None).kernel()]
+            if _FEWER * group.count > tile.places:
+                break
+            # What is among the first of a line is among the first of its tile.
+            whole, rest = divmod(length, tile.places)
+            length = whole * group.count + min(rest, group.count)
+            after = self.runs(length)
+            made.append(_Tiles(self, tile, before, after).kernel())
+            before = after
+        runs, width = self.runs(length), tile.span
+        made.append(_Tiles(self, tile, before, runs).kernel())
+        while width < length:
+            after = None if 2 * width >= length else self.runs(length)
+            made.append(self.merge(width, runs, after))
+            runs, width = after or runs, 2 * width
+        return made
+
+    def runs(self, length: int) -> _Runs:
         """New arrays between two kernels."""
-        length = self.lines * self.group.length
-        keys = self.context.new_array(self.key.type, length)
-        return _Runs(keys, self.context.new_array(I32, length))
+        keys = self.context.new_array(self.group.key.type, self.lines * length)
+        return _Runs(keys, self.context.new_array(I32, self.lines * length), length)
 
-    def buffers(self, b: Builder, read: dict[int, Access], after: _Runs | None) -> Buffers:
+    def buffers(self, b: Builder, before: _Runs | None, after: _Runs | None) -> Buffers:
         """What a kernel reads, and the runs that it writes, or the target after the last."""
+        first = {self.group.source.array: Access.READ}
+        read = before.access(Access.READ) if before else first
         written = after.access(Access.WRITE) if after else {self.group.target: Access.WRITE}
         return Buffers(b, self.context, read | written)
-
-    def tiles(self, after: _Runs | None) -> Lowered:
-        """Sorts every tile."""
-        tile, group = self.tile, self.group
-        b = Builder("sort_tile", index_type(self.context))
-        buffers = self.buffers(b, {group.source.array: Access.READ}, after)
-        work = _Shared(b, self.key.type, tile)
-        if tile.padded <= tile.places:
-            count = -(-self.lines // (tile.places // tile.padded))
-        else:
-            count = self.lines * -(-group.length // tile.places)
-        grid = Grid(count, self.context.target)
-        with grid.each(b) as number:
-            for turn in range(tile.each):
-                place = b.offset(b.local_id(), turn * tile.size)
-                line, position, inside = self.element(b, number, place)
-                self.read(b, buffers, work, (place, line, position, inside))
-            work.sort()
-            for turn in range(tile.each):
-                place = b.offset(b.local_id(), turn * tile.size)
-                line, position, inside = self.element(b, number, place)
-                with b.branch(inside).then():
-                    found = b.load(work.positions, place)
-                    key = b.load(work.keys, place) if after else None
-                    self.put(b, buffers, after, (line, position, found, key))
-        kernel = b.finish(grid.shape, (tile.size, 1, 1), group.origin)
-        return Lowered(kernel, buffers.arrays)
-
-    def element(self, b: Builder, number: Value, place: Value) -> tuple[Value, Value, Value]:
-        """Line and position of a place of a tile, and whether there is such an element."""
-        tile, length = self.tile, self.group.length
-        if tile.padded <= tile.places:
-            several = tile.places // tile.padded
-            within = b.binary(BinOp.SHR_L, place, b.index(tile.padded.bit_length() - 1))
-            line = b.add(b.scaled(number, several), within)
-            position = b.binary(BinOp.AND, place, b.index(tile.padded - 1))
-        else:
-            line, part = coordinates(b, number, (self.lines, -(-length // tile.places)))
-            position = b.add(b.scaled(part, tile.places), place)
-        inside = b.compare(CmpOp.LT_U, position, b.index(length))
-        is_line = b.compare(CmpOp.LT_U, line, b.index(self.lines))
-        return line, position, b.binary(BinOp.AND, inside, is_line)
-
-    def read(
-        self,
-        b: Builder,
-        buffers: Buffers,
-        work: _Shared,
-        at: tuple[Value, Value, Value, Value],
-    ) -> None:
-        """The key of an element into shared memory; one that comes last where there is none."""
-        group, (place, line, position, inside) = self.group, at
-        line = b.binary(BinOp.MIN_U, line, b.index(self.lines - 1))
-        near = b.binary(BinOp.MIN_U, position, b.index(group.length - 1))
-        outer, inner = coordinates(b, line, (group.outer, group.inner))
-        key = self.key(b, load(Point(b, [outer, near, inner]), buffers, group.source))
-        b.store(work.keys, place, b.select(inside, key, b.const(self.key.type, self.least)))
-        b.store(work.positions, place, _as_position(b, position))
 
     def put(
         self,
         b: Builder,
         buffers: Buffers,
         after: _Runs | None,
-        what: tuple[Value, Value, Value, Value | None],
+        what: tuple[Value, Value, Value, Value],
     ) -> None:
         """Writes an element to its place in the runs, or its position to the target."""
-        line, position, found, key = what
-        if after is None or key is None:
-            outer, inner = coordinates(b, line, (self.group.outer, self.group.inner))
-            store(Point(b, [outer, position, inner]), buffers, self.write, found)
+        line, place, found, key = what
+        if after is not None:
+            where = b.add(b.scaled(line, after.length), place)
+            b.store(buffers.of(after.keys), where, key)
+            b.store(buffers.of(after.positions), where, found)
             return
-        where = b.add(b.scaled(line, self.group.length), position)
-        b.store(buffers.of(after.keys), where, key)
-        b.store(buffers.of(after.positions), where, found)
+        outer, inner = coordinates(b, line, (self.group.outer, self.group.inner))
+        with within(b, place, self.group.count, self.group.length):
+            store(Point(b, [outer, place, inner]), buffers, self.write, found)
 
     def merge(self, width: int, before: _Runs, after: _Runs | None) -> Lowered:
         """Merges neighbouring runs of ``width`` elements."""
-        length = self.group.length
+        length = before.length
         b = Builder("sort_merge", index_type(self.context))
-        buffers = self.buffers(b, before.access(Access.READ), after)
+        buffers = self.buffers(b, before, after)
         keys, positions = buffers.of(before.keys), buffers.of(before.positions)
 
         def visit(item: Value) -> None:
@@ -244,6 +179,91 @@ class _Sort:
 
         grid, workgroup = each_item(b, self.lines * length, self.context.target, visit)
         return Lowered(b.finish(grid, workgroup, self.group.origin), buffers.arrays)
+
+
+@final
+class _Tiles:
+    """The kernel that sorts every tile of the source, or of what was selected ``before``.
+
+    Only the first elements of each tile go to ``after`` where it is shorter than what is read.
+    """
+
+    def __init__(self, work: _Sort, tile: _Tile, before: _Runs | None, after: _Runs | None) -> None:
+        self.work = work
+        self.group = work.group
+        self.tile = tile
+        self.before = before
+        self.after = after
+        self.length = before.length if before else work.group.length
+        self.b = Builder("sort_tile", index_type(work.context))
+        self.buffers = work.buffers(self.b, before, after)
+        self.shared = _Shared(self.b, work.group.key.type, tile)
+
+    def kernel(self) -> Lowered:
+        """Reads, sorts, and writes the elements of a tile in each workgroup."""
+        b, tile, shared = self.b, self.tile, self.shared
+        if tile.padded <= tile.places:
+            count = -(-self.work.lines // (tile.places // tile.padded))
+        else:
+            count = self.work.lines * -(-self.length // tile.places)
+        grid = Grid(count, self.work.context.target)
+        with grid.each(b) as number:
+            for turn in range(tile.each):
+                place = b.offset(b.local_id(), turn * tile.size)
+                self.read(place, *self.element(number, place))
+            shared.sort()
+            for turn in range(tile.each):
+                place = b.offset(b.local_id(), turn * tile.size)
+                line, position, inside = self.element(number, place)
+                with b.branch(inside).then():
+                    key, found = b.load(shared.keys, place), b.load(shared.positions, place)
+                    self.keep(line, position, found, key)
+        kernel = b.finish(grid.shape, (tile.size, 1, 1), self.group.origin)
+        return Lowered(kernel, self.buffers.arrays)
+
+    def element(self, number: Value, place: Value) -> tuple[Value, Value, Value]:
+        """Line and position of a place of a tile, and whether there is such an element."""
+        b, tile = self.b, self.tile
+        if tile.padded <= tile.places:
+            line = b.binary(BinOp.SHR_L, place, b.index(tile.padded.bit_length() - 1))
+            line = b.add(b.scaled(number, tile.places // tile.padded), line)
+            position = b.binary(BinOp.AND, place, b.index(tile.padded - 1))
+        else:
+            parts = -(-self.length // tile.places)
+            line, part = coordinates(b, number, (self.work.lines, parts))
+            position = b.add(b.scaled(part, tile.places), place)
+        inside = b.compare(CmpOp.LT_U, position, b.index(self.length))
+        is_line = b.compare(CmpOp.LT_U, line, b.index(self.work.lines))
+        return line, position, b.binary(BinOp.AND, inside, is_line)
+
+    def read(self, place: Value, line: Value, position: Value, inside: Value) -> None:
+        """The key of an element into shared memory; one that comes last where there is none."""
+        b, group, buffers = self.b, self.group, self.buffers
+        line = b.binary(BinOp.MIN_U, line, b.index(self.work.lines - 1))
+        near = b.binary(BinOp.MIN_U, position, b.index(self.length - 1))
+        if self.before is None:
+            outer, inner = coordinates(b, line, (group.outer, group.inner))
+            key = group.key(b, load(Point(b, [outer, near, inner]), buffers, group.source))
+            found = b.convert(ConvertOp.TRUNC, position, I32)
+        else:
+            where = b.add(b.scaled(line, self.length), near)
+            key = b.load(buffers.of(self.before.keys), where)
+            found = b.load(buffers.of(self.before.positions), where)
+        last = b.const(group.key.type, (1 << (group.key.type.bits - 1)) - 1)
+        b.store(self.shared.keys, place, b.select(inside, key, last))
+        b.store(self.shared.positions, place, found)
+
+    def keep(self, line: Value, position: Value, found: Value, key: Value) -> None:
+        """Writes an element, unless it is not among the first ones of its tile."""
+        b, count, places = self.b, self.group.count, self.tile.places
+        if self.after is None or self.after.length == self.length:
+            self.work.put(b, self.buffers, self.after, (line, position, found, key))
+            return
+        part = b.binary(BinOp.SHR_L, position, b.index(places.bit_length() - 1))
+        within_tile = b.binary(BinOp.AND, position, b.index(places - 1))
+        kept = b.add(b.scaled(part, count), within_tile)
+        with within(b, within_tile, count, places):
+            self.work.put(b, self.buffers, self.after, (line, kept, found, key))
 
 
 @final
@@ -356,7 +376,3 @@ def _sorted(b: Builder, pairs: Sequence[tuple[Value, Value]]) -> list[tuple[Valu
             found[i] = b.select(swap, c, a), b.select(swap, ct, at)
             found[i + 1] = b.select(swap, a, c), b.select(swap, at, ct)
     return found
-
-
-def _as_position(b: Builder, index: Value) -> Value:
-    return b.convert(ConvertOp.TRUNC, index, I32)

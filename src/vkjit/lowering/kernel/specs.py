@@ -118,13 +118,19 @@ class KeyRule(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class SortSpec:
-    """The i32 positions along ``axis`` in the order of their keys; equal keys keep their order.
-
-    Without a key the lines are permutations of their positions: the order is the inverse.
-    """
+    """The first ``count`` i32 positions along ``axis`` in the stable order of their keys."""
 
     axis: int
-    key: KeyRule | None
+    count: int
+    key: KeyRule
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PutBackSpec:
+    """``out[a, order[a, i, c], c] = operand[a, i, c]``, i along ``axis``, and 0 elsewhere."""
+
+    axis: int
 
 
 class Precision(Enum):
@@ -170,10 +176,7 @@ class GatherSpec:
 @final
 @dataclass(frozen=True, slots=True)
 class ReorderSpec:
-    """``out[a, i, c] = operand[a, clamp(order[a, i, c]), c]``, i along ``axis``; order is i32.
-
-    The result may be shorter than the order along the axis.
-    """
+    """``out[a, i, c] = operand[a, clamp(order[a, i, c]), c]``, i along ``axis``; order is i32."""
 
     axis: int
 
@@ -205,6 +208,7 @@ KernelSpec = (
     | ReduceSpec
     | ScanSpec
     | SortSpec
+    | PutBackSpec
     | ContractSpec
     | GatherSpec
     | ReorderSpec

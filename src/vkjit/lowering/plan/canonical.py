@@ -12,6 +12,7 @@ from vkjit.lowering.plan.groups import (
     ContractGroup,
     GatherStep,
     Group,
+    InverseGroup,
     LoadStep,
     LoopGroup,
     ScanGroup,
@@ -62,6 +63,10 @@ def _renamed(group: Group, rename: Rename) -> Group:
                 indices=_load(group.indices, rename),
                 updates=_load(group.updates, rename),
                 origin=(),
+            )
+        case InverseGroup():
+            return replace(
+                group, order=_load(group.order, rename), target=rename(group.target), origin=()
             )
         case ScanGroup() | SortGroup():
             return replace(

@@ -189,21 +189,39 @@ class ScanGroup:
 class SortGroup:
     """The i32 positions along the middle axis of ``source`` in the order of their keys.
 
-    ``source`` is a view over (outer, length, inner); the positions are stored densely in
-    ``target``. Equal keys keep their order. Without a key, lines of the source are permutations of
-    their positions, and those of the target are their inverses.
+    ``source`` is a view over (outer, length, inner). Of each line the first ``count`` positions are
+    stored in ``target``, dense over (outer, count, inner). Equal keys keep their order.
     """
 
     outer: int
     length: int
     inner: int
-    key: KeyRule | None
+    count: int
+    key: KeyRule
     source: LoadStep
     target: int
     origin: tuple[str, ...] = ()
 
 
-Group = LoopGroup | ContractGroup | ScatterAddGroup | ScanGroup | SortGroup
+@final
+@dataclass(frozen=True, slots=True)
+class InverseGroup:
+    """``target[a, order[a, i, c], c] = i``, and ``count`` at the places that no i names.
+
+    ``order`` is an i32 view over (outer, count, inner) whose lines name no place twice; the target
+    is dense (outer, length, inner).
+    """
+
+    outer: int
+    length: int
+    inner: int
+    count: int
+    order: LoadStep
+    target: int
+    origin: tuple[str, ...] = ()
+
+
+Group = LoopGroup | ContractGroup | ScatterAddGroup | ScanGroup | SortGroup | InverseGroup
 
 
 @final

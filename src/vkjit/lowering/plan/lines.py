@@ -1,13 +1,18 @@
-"""Groups that work along one axis of an operand in memory: scans and sorts."""
+"""Groups that work along one axis of an operand in memory: scans, sorts, inverses."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import final
 
+from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.specs import ScanSpec, SortSpec
+from vkjit.lowering.kernel.types import CmpOp
 from vkjit.lowering.kernel.views import dense
 from vkjit.lowering.plan.bindings import Bound, Placed
-from vkjit.lowering.plan.groups import ScanGroup, SortGroup
+from vkjit.lowering.plan.groups import InverseGroup, ScanGroup, SortGroup
 from vkjit.lowering.plan.workspace import Workspace
 
 
@@ -34,8 +39,30 @@ def sort(space: Workspace, x: Bound, spec: SortSpec, made: Bound) -> Placed:
     array = space.new_array(made.type, math.prod(made.shape))
     sizes = _lines(x, spec.axis)
     source = space.dense_view(x, sizes)
-    group = SortGroup(*sizes, spec.key, source, array, (space.origin,))
+    group = SortGroup(*sizes, spec.count, spec.key, source, array, (space.origin,))
     return Placed(array, dense(made.shape), space.add_group(group))
+
+
+def inverse(space: Workspace, order: Bound, axis: int, shape: tuple[int, ...]) -> Placed:
+    """The inverse of an order of some of the positions of an array of ``shape``."""
+    array = space.new_array(order.type, math.prod(shape))
+    outer, count, inner = _lines(order, axis)
+    source = space.dense_view(order, (outer, count, inner))
+    group = InverseGroup(outer, shape[axis], inner, count, source, array, (space.origin,))
+    return Placed(array, dense(shape), space.add_group(group))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """A value where its position is below ``count``, else another one."""
+
+    count: int
+
+    def __call__(self, b: Builder, position: Value, value: Value, other: Value) -> Value:
+        """The choice."""
+        limit = b.const(position.type, self.count)
+        return b.select(b.compare(CmpOp.LT, position, limit), value, other)
 
 
 def _lines(x: Bound, axis: int) -> tuple[int, int, int]:

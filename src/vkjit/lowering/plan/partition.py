@@ -26,6 +26,7 @@ from vkjit.lowering.kernel.specs import (
     KernelSpec,
     PlaceSpec,
     PointwiseSpec,
+    PutBackSpec,
     ReduceSpec,
     ReorderSpec,
     ScanSpec,
@@ -34,12 +35,14 @@ from vkjit.lowering.kernel.specs import (
     ViewSpec,
     WriteSpec,
 )
+from vkjit.lowering.kernel.types import I1
 from vkjit.lowering.kernel.views import View, dense, dense_strides
 from vkjit.lowering.plan.bindings import Bound, Lazy, Placed, element, number
 from vkjit.lowering.plan.cluster import (
     COSTLY,
     Axis,
     Cluster,
+    Const,
     Gather,
     Layout,
     Reduce,
@@ -54,7 +57,7 @@ from vkjit.lowering.plan.cluster import (
 from vkjit.lowering.plan.contraction import contraction
 from vkjit.lowering.plan.finish import finished
 from vkjit.lowering.plan.groups import IOTA, Partition, ScatterAddGroup
-from vkjit.lowering.plan.lines import scan, sort
+from vkjit.lowering.plan.lines import Inside, inverse, scan, sort
 from vkjit.lowering.plan.workspace import Workspace
 
 _MAX_WEIGHT = 40
@@ -141,6 +144,8 @@ class _Partitioner:
                 made.placed = scan(self.space, operands[0], spec, made)
             case SortSpec():
                 made.placed = sort(self.space, operands[0], spec, made)
+            case PutBackSpec():
+                made.lazy = self.put_back(operands, spec, made)
             case WriteSpec():
                 made.placed = self.write(operands, spec, made)
             case _:
@@ -357,14 +362,23 @@ class _Partitioner:
 
     def reorder(self, operands: Sequence[Bound], spec: ReorderSpec, made: Bound) -> Lazy:
         """A read at an index of each element's own."""
-        table, order = operands
-        index = order
-        if order.shape != made.shape:
-            rank = len(made.shape)
-            first = partial(View.sliced, starts=(0,) * rank, shape=made.shape, steps=(1,) * rank)
-            index = Bound(order.type, made.shape, order.const)
-            self.view(order, ViewSpec(first), index)
-        return self.read_at(table, index, (spec.axis, 1), made)
+        return self.read_at(operands[0], operands[1], (spec.axis, 1), made)
+
+    def put_back(self, operands: Sequence[Bound], spec: PutBackSpec, made: Bound) -> Lazy:
+        """A read in the inverse order, zeros at positions that the order does not have."""
+        parts, order = operands
+        place = inverse(self.space, order, spec.axis, made.shape)
+        index = Bound(order.type, made.shape, placed=place)
+        lazy = self.read_at(parts, index, (spec.axis, 1), made)
+        count = order.shape[spec.axis]
+        if count == made.shape[spec.axis]:
+            return lazy
+        at = self.space.operand(index, lazy.cluster, lazy.layout)
+        zero = lazy.cluster.add(Const(False if made.type is I1 else 0, made.type))
+        args = (at, lazy.step, zero)
+        return Lazy(
+            lazy.cluster, lazy.cluster.add(Scalar(Inside(count), args, made.type)), lazy.layout
+        )
 
     def read_at(self, table: Bound, index: Bound, axes: tuple[int, int], made: Bound) -> Lazy:
         """Elements of ``table`` at ``index``; ``axes`` are the first one indexed, and how many."""
