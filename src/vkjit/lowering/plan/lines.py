@@ -1,19 +1,42 @@
-"""Groups that work along one axis of an operand in memory: scans, sorts, inverses."""
+"""Groups that work along one axis of operands in memory: scatters, scans, sorts, inverses."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.specs import ScanSpec, SortSpec
+from vkjit.lowering.kernel.specs import ScanSpec, ScatterAddSpec, SortSpec
 from vkjit.lowering.kernel.types import CmpOp
 from vkjit.lowering.kernel.views import dense
 from vkjit.lowering.plan.bindings import Bound, Placed
-from vkjit.lowering.plan.groups import InverseGroup, ScanGroup, SortGroup
+from vkjit.lowering.plan.groups import InverseGroup, ScanGroup, ScatterAddGroup, SortGroup
 from vkjit.lowering.plan.workspace import Workspace
+
+
+def scatter_add(
+    space: Workspace, operands: Sequence[Bound], spec: ScatterAddSpec, made: Bound
+) -> Placed:
+    """The first operand copied to a new array, then updated in place."""
+    base, indices, updates = operands
+    array = space.new_array(made.type, math.prod(made.shape))
+    space.store(base, array, dense(made.shape))
+    outer, size, inner = _lines(made, spec.axis)
+    count = math.prod(indices.shape)
+    group = ScatterAddGroup(
+        outer=outer,
+        size=size,
+        inner=inner,
+        count=count,
+        target=array,
+        indices=space.dense_view(indices, (count,)),
+        updates=space.dense_view(updates, (outer, count, inner)),
+        origin=(space.origin,),
+    )
+    return Placed(array, dense(made.shape), space.add_group(group))
 
 
 def scan(space: Workspace, x: Bound, spec: ScanSpec, made: Bound) -> Placed:

@@ -56,8 +56,8 @@ from vkjit.lowering.plan.cluster import (
 )
 from vkjit.lowering.plan.contraction import contraction
 from vkjit.lowering.plan.finish import finished
-from vkjit.lowering.plan.groups import IOTA, Partition, ScatterAddGroup
-from vkjit.lowering.plan.lines import Inside, inverse, scan, sort
+from vkjit.lowering.plan.groups import IOTA, Partition
+from vkjit.lowering.plan.lines import Inside, inverse, scan, scatter_add, sort
 from vkjit.lowering.plan.workspace import Workspace
 
 _MAX_WEIGHT = 40
@@ -139,7 +139,7 @@ class _Partitioner:
             case ReorderSpec():
                 made.lazy = self.reorder(operands, spec, made)
             case ScatterAddSpec():
-                made.placed = self.scatter_add(operands, spec, made)
+                made.placed = scatter_add(self.space, operands, spec, made)
             case ScanSpec():
                 made.placed = scan(self.space, operands[0], spec, made)
             case SortSpec():
@@ -397,27 +397,6 @@ class _Partitioner:
             Gather(place.array, read, layout, at, strides[axis], table.shape[axis], made.type)
         )
         return Lazy(cluster, step, layout)
-
-    def scatter_add(self, operands: Sequence[Bound], spec: ScatterAddSpec, made: Bound) -> Placed:
-        """The first operand copied to a new array, then updated in place."""
-        base, indices, updates = operands
-        array = self.space.new_array(made.type, math.prod(made.shape))
-        self.space.store(base, array, dense(made.shape))
-        outer = math.prod(made.shape[: spec.axis])
-        inner = math.prod(made.shape[spec.axis + 1 :])
-        count = math.prod(indices.shape)
-        group = ScatterAddGroup(
-            outer=outer,
-            size=made.shape[spec.axis],
-            inner=inner,
-            count=count,
-            target=array,
-            indices=self.space.dense_view(indices, (count,)),
-            updates=self.space.dense_view(updates, (outer, count, inner)),
-            origin=(self.space.origin,),
-        )
-        at = self.space.add_group(group)
-        return Placed(array, dense(made.shape), at)
 
     def write(self, operands: Sequence[Bound], spec: WriteSpec, made: Bound) -> Placed:
         """A copy of the destination with the region overwritten."""
