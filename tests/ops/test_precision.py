@@ -13,6 +13,7 @@ import vkjit.numpy as jnp
 from vkjit import lax
 from vkjit.errors import ArgumentError
 from vkjit.lowering.kernel.specs import Precision
+from vkjit.ops.contract import DotGeneral
 
 X = np.random.default_rng(0).standard_normal((33, 47)).astype(np.float32)
 Y = np.random.default_rng(1).standard_normal((47, 29)).astype(np.float32)
@@ -20,7 +21,7 @@ Y = np.random.default_rng(1).standard_normal((47, 29)).astype(np.float32)
 
 def precisions(function, *args) -> list[Precision]:
     program = vj.make_ir(function)(*args)
-    return [e.prim.precision for e in program.eqns if e.prim.name == "dot_general"]
+    return [e.prim.precision for e in program.eqns if isinstance(e.prim, DotGeneral)]
 
 
 @pytest.mark.parametrize(
