@@ -34,6 +34,7 @@ _OUT_OF_REACH = 10.0
 are expected to be slower still."""
 _AT_A_TIME = 4  # candidates of a group that are compiled and timed before it is another's turn
 _COMPILE_SECONDS = 1.0  # who compiles longer is timed when the others are done
+_AHEAD = 3  # groups whose checks are compiled at the same time
 _BASES_AT_MOST = 6  # schedules that may fail before the group is given up
 _CHECKS_AT_MOST = 4  # schedules that may fail their checks before the default is kept
 
@@ -117,11 +118,14 @@ class Search:
         self._time(groups, start + (deadline - start) * _TIMING_SHARE)
         self.rig.rest()
         timed = sorted([g for g in groups if g.seconds], key=_gain, reverse=True)
-        for group in timed:
-            for schedule in group.faster[:1]:
-                self.admission.prepare(group.case, schedule)
-        for group in timed:
+        begun = 0
+        for number, group in enumerate(timed):
             started = self.rig.clock()
+            for other in timed[begun : number + _AHEAD]:
+                # Drivers compile small variants for the next groups while this one is checked.
+                for schedule in other.faster[:1] if started < deadline else ():
+                    self.admission.prepare(other.case, schedule)
+            begun = number + _AHEAD
             chosen, checks = self._admit(group, deadline)
             group.spent += self.rig.clock() - started
             if chosen in group.seconds:

@@ -387,6 +387,7 @@ class Kernel:
     """
 
     __slots__ = (
+        "__weakref__",
         "body",
         "buffers",
         "grid",

@@ -14,6 +14,7 @@ import sys
 from array import array
 from pathlib import Path
 from typing import final
+from weakref import WeakKeyDictionary
 
 from vkjit.lowering import kernel as kernel_package
 from vkjit.lowering import spirv as spirv_package
@@ -43,6 +44,7 @@ class Modules:
         self._disk = open_cache("spirv")
         self._about = (emitter_version(), sys.byteorder, _described(target))
         self._known: dict[str, array[int]] = {}
+        self._of: WeakKeyDictionary[Kernel, array[int]] = WeakKeyDictionary()
         self.emitted = 0
 
     def of(self, kernel: Kernel) -> array[int]:
@@ -51,6 +53,12 @@ class Modules:
         Raises:
             InternalError: it cannot be emitted, or is not valid.
         """
+        found = self._of.get(kernel)
+        if found is None:
+            found = self._of[kernel] = self._by_text(kernel)
+        return found
+
+    def _by_text(self, kernel: Kernel) -> array[int]:
         bare = copy.copy(kernel)
         bare.origin = ()
         key = cache_key((*self._about, text(bare)))
