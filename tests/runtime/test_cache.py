@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +68,26 @@ def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     cache.put("b", b"code")
     DiskCache(blocked, 1 << 20).put("a", b"code")
     assert cache.get("a") is None
+
+
+def test_entries_of_a_read_only_folder_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system refuses every change, to the superuser, too."""
+    folder = tmp_path / "kept" / "code"
+    DiskCache(folder, 1 << 20).put("a", b"code")
+
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for module, name in ((os, "utime"), (os, "mkdir"), (os, "replace"), (tempfile, "mkstemp")):
+        monkeypatch.setattr(module, name, refuse)
+    cache = DiskCache(folder, 1 << 20)
+    assert cache.get("a") == b"code"
+    with pytest.warns(RuntimeWarning, match=r"cannot be written \(Read-only file system\)"):
+        cache.put("b", b"more")
+    cache.put("c", b"more")  # told once
+    assert (cache.get("a"), cache.get("b")) == (b"code", None)
 
 
 def test_keys_tell_parts_apart() -> None:
