@@ -331,6 +331,24 @@ def test_large_arrays_are_indexed_in_64_bits(monkeypatch: pytest.MonkeyPatch) ->
         np.testing.assert_array_equal(g, w)
 
 
+@pytest.mark.parametrize("axis", [None, 0, 1], ids=str)
+def test_reductions_of_what_small_arrays_are_broadcast_to(
+    monkeypatch: pytest.MonkeyPatch, axis: int | None
+) -> None:
+    """2^16 by 2^16 products are more than 32 bits count, though no array is large."""
+
+    def function(x: Any, y: Any) -> Any:
+        return jnp.sum(x[:, None] * y, axis)
+
+    x, y = normal(70), normal(64)
+    _, kernels = results(function, (x, y), LARGE)
+    assert all(k.index_type is I32 for k in kernels)
+    monkeypatch.setattr(index, "MAX_ELEMENTS", 65)
+    (got,), kernels = results(function, (x, y), LARGE)
+    assert kernels[0].index_type is I64
+    np.testing.assert_allclose(got, np.sum(x[:, None] * y, axis), rtol=1e-4, atol=1e-4)
+
+
 def test_grids_use_three_dimensions() -> None:
     small = replace(LARGE, max_grid=(3, 2, 65535))
     x = normal(100, 300)

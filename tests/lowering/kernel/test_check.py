@@ -133,6 +133,7 @@ def whole(b: Builder) -> Value:
         (lambda b, v: Extract(b.splat(v, 4), 4), "lane 4 of vec<f32,4>"),
         (lambda _, v: Const(VecType(F32, 2), (1.0, 2.0, 3.0)), "3 constants for vec<f32,2>"),
         (lambda _, v: Const(I32, 1.5), "constant 1.5 of type i32"),
+        (lambda _, v: Const(I32, 1 << 32), "constant 4294967296 of type i32"),
         (lambda b, _: Load(b.kernel.buffers[0], b.const(I64, 0), F32), "index of type i64"),
         (lambda b, _: Load(b.kernel.buffers[0], whole(b), F64), "f64 in x, which holds f32"),
         (

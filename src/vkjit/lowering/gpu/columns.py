@@ -161,13 +161,13 @@ class _Columns:
 
     def whole(self) -> Lowered:
         """One kernel from elements to results."""
-        b = Builder("columns", index_type(self.context))
+        b = Builder("columns", index_type(self.context, self.length))
         buffers = self.buffers(b, Access.READ)
         return self.kernel(b, buffers, 1, self.elements, self.results)
 
     def fold(self) -> Lowered:
         """The states of all parts."""
-        b = Builder("columns_part", index_type(self.context))
+        b = Builder("columns_part", index_type(self.context, self.length))
         for number in self.steps:
             self.between[number] = tuple(
                 self.context.new_array(scalar_of(v.type), self.count * self.parts)
@@ -178,7 +178,7 @@ class _Columns:
 
     def join(self) -> Lowered:
         """The results, from the states of all parts."""
-        b = Builder("columns_join", index_type(self.context))
+        b = Builder("columns_join", index_type(self.context, self.length))
         buffers = self.buffers(b, Access.READ)
         members = min(self.who.members, power_of_two(self.parts))
         work = _Columns(self.group, replace(self.who, members=members), self.context)

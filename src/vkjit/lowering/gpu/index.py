@@ -1,4 +1,8 @@
-"""The type in which kernels count elements: 32 bits, or 64 where an array is too large for them."""
+"""The type in which kernels count: 32 bits, or 64 where there is too much for them.
+
+Arrays may have less than 2^31 elements by a margin: loops and workgroups count on beyond the end,
+and a signed counter that wraps never ends its loop.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,31 @@ from vkjit.errors import MissingRuleError
 from vkjit.lowering.kernel.types import I64, ScalarType
 from vkjit.lowering.templates.context import TemplateContext
 
-MAX_ELEMENTS = 1 << 31
-"""Signed 32-bit indices count this many elements."""
+MAX_ELEMENTS = (1 << 31) - (1 << 20)
+"""Signed 32-bit indices count this many elements, and how far kernels count beyond them."""
 
 
-def index_type(context: TemplateContext) -> ScalarType:
+def index_type(context: TemplateContext, counted: int = 0) -> ScalarType:
     """The type of indices of the kernels of a group.
 
+    Args:
+        context: the target, and the arrays of the group.
+        counted: points that kernels number, where that may be more than any array has elements:
+            reductions of what arrays are broadcast to.
+
     Raises:
-        MissingRuleError: an array needs 64-bit indices, and the target has none.
+        MissingRuleError: the group needs 64-bit indices, and the target has none.
     """
-    for number, info in enumerate(context.arrays):
-        if info.length < MAX_ELEMENTS:
-            continue
-        if I64 in context.target.arithmetic:
-            return I64
-        raise MissingRuleError(
-            f"gpu: array {number} of the group has {info.length} elements of {info.elem}, "
-            f"{context.target.name} indexes fewer than {MAX_ELEMENTS}; split the array or "
-            "run on cpu"
-        )
-    return context.target.index_type
+    if counted < MAX_ELEMENTS and all(a.length < MAX_ELEMENTS for a in context.arrays):
+        return context.target.index_type
+    if I64 in context.target.arithmetic:
+        return I64
+    faults = [
+        f"array {number} of the group has {info.length} elements of {info.elem}"
+        for number, info in enumerate(context.arrays)
+        if info.length >= MAX_ELEMENTS
+    ]
+    raise MissingRuleError(
+        f"gpu: {faults[0] if faults else f'the group has {counted} points'}, "
+        f"{context.target.name} indexes fewer than {MAX_ELEMENTS}; split the array or run on cpu"
+    )

@@ -28,8 +28,9 @@ def rows(group: LoopGroup, context: TemplateContext, who: Team | None = None) ->
     """One kernel for a compact group with reduced axes."""
     target = context.target
     who = who or default_team(group, target)
-    count = math.prod(group.shape[: len(group.shape) - group.reduced])
-    b = Builder("rows", index_type(context))
+    split = len(group.shape) - group.reduced
+    count, length = math.prod(group.shape[:split]), math.prod(group.shape[split:])
+    b = Builder("rows", index_type(context, max(count, length)))
     buffers = Buffers(b, context, access_of(group.body, group.stores))
     nest = Nest(b, group, buffers, who, target)
     if who.size == 1 and who.rows == 1:

@@ -84,7 +84,8 @@ class _Scatter:
     def searching(self) -> Lowered:
         """Every invocation finds the first and last update with its index."""
         group = self.group
-        b = Builder("scatter_add", index_type(self.context))
+        items = group.outer * group.count * (group.inner // self.lanes)
+        b = Builder("scatter_add", index_type(self.context, items))
         buffers = self.buffers(b)
 
         def visit(item: Value) -> None:
@@ -111,7 +112,6 @@ class _Scatter:
                     loop.yields(*chosen.results)
                 store(at, buffers, self.writing(), loop.results[0])
 
-        items = group.outer * group.count * (group.inner // self.lanes)
         grid, workgroup = each_item(b, items, self.context.target, visit)
         return Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)
 
@@ -193,7 +193,8 @@ class _Scatter:
         """Each owner of a chunk adds its followers, neighbours in the order of indices."""
         group = self.group
         count = min(self.chunk, group.count - start)
-        b = Builder("scatter_add", index_type(self.context))
+        items = group.outer * count * (group.inner // self.lanes)
+        b = Builder("scatter_add", index_type(self.context, items))
         buffers = self.buffers(b, order=Access.READ, begin=Access.READ, many=Access.READ)
 
         def visit(item: Value) -> None:
@@ -211,7 +212,6 @@ class _Scatter:
                     loop.yields(b.add(loop.carried[0], update))
                 store(at, buffers, self.writing(), loop.results[0])
 
-        items = group.outer * count * (group.inner // self.lanes)
         grid, workgroup = each_item(b, items, self.context.target, visit)
         return Lowered(b.finish(grid, workgroup, group.origin), buffers.arrays)
 

@@ -98,7 +98,7 @@ class _Split:
     def fold(self) -> Lowered:
         """A workgroup for each part of each row, or of each run of rows side by side."""
         context, target = self.context, self.context.target
-        b = Builder("rows_part", index_type(self.context))
+        b = Builder("rows_part", index_type(self.context, self.whole))
         for number in phases(self.group):
             initial = self.rule(number).initial(b, 1)
             self.between[number] = tuple(
@@ -140,7 +140,7 @@ class _Split:
     def join(self) -> Lowered:
         """A workgroup for each row folds the states of its parts and writes the results."""
         target = self.context.target
-        b = Builder("rows_join", index_type(self.context))
+        b = Builder("rows_join", index_type(self.context, self.whole))
         buffers = self.buffers(b, Access.READ)
         size = invocations(target, max(32, min(256, self.parts)))
         who = Team(1, size, 1, 0)

@@ -172,7 +172,13 @@ def _const(node: Const) -> str | None:
     if isinstance(node.value, tuple) and len(values) != lanes_of(node.type):
         return f"{len(values)} constants for {node.type}"
     accepted = bool if kind == "bool" else int
-    wrong = [v for v in values if kind != "float" and not isinstance(v, accepted)]
+    # Integers may be written with either sign.
+    bits = scalar_of(node.type).bits
+    wrong = [
+        v
+        for v in values
+        if kind != "float" and not (isinstance(v, accepted) and -(1 << bits - 1) <= v < 1 << bits)
+    ]
     return f"constant {wrong[0]!r} of type {node.type}" if wrong else None
 
 
