@@ -14,10 +14,13 @@ from vkjit.lowering.kernel.views import dense
 from vkjit.lowering.plan.groups import SortGroup, StoreStep
 from vkjit.lowering.templates.body import Point, load, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
+from vkjit.lowering.templates.network import sorted_pairs
 from vkjit.lowering.templates.space import coordinates
 
-_LONG = 1 << 9
+_LONG = 1 << 8
 """Elements of a line from which on counting digits is faster than merging."""
+_RUN = 4
+"""Neighbours that are sorted in registers."""
 _KEY_COST = 8
 """Additions for the key of an element."""
 _MERGE_COST = 8
@@ -50,30 +53,41 @@ class _Between:
 
 
 def _keys(group: SortGroup, key: KeyRule, context: TemplateContext, between: _Between) -> Lowered:
-    """Writes the keys and the positions of all lines, in order."""
+    """Writes the keys and the positions of all lines, every ``_RUN`` of them sorted."""
     b = Builder("sort_keys", context.target.index_type)
     access = {group.source.array: Access.READ, **between.access(Access.WRITE)}
     buffers = Buffers(b, context, access)
     tasks = task_count(max(1, between.lines), between.size * _KEY_COST, context.target)
+
+    def run(line_at: tuple[Value, Value, Value], first: Value, count: int) -> None:
+        start, outer, inner = line_at
+        places = [b.offset(first, i) for i in range(count)]
+        points = [Point(b, [outer, place, inner]) for place in places]
+        keys = [key(b, load(point, buffers, group.source)) for point in points]
+        positions = [b.convert(ConvertOp.TRUNC, place, I32) for place in places]
+        made = sorted_pairs(b, list(zip(keys, positions, strict=True)))
+        for place, (found, position) in zip(places, made, strict=True):
+            b.store(buffers.of(between.keys), b.add(start, place), found)
+            b.store(buffers.of(between.positions), b.add(start, place), position)
+
     with share(b, between.lines, tasks) as line:
         outer, inner = coordinates(b, line, (group.outer, group.inner))
         start = b.scaled(line, group.length)
-        with b.loop(b.index(0), b.index(group.length), hint="position") as loop:
-            element = load(Point(b, [outer, loop.index, inner]), buffers, group.source)
-            where = b.add(start, loop.index)
-            b.store(buffers.of(between.keys), where, key(b, element))
-            position = b.convert(ConvertOp.TRUNC, loop.index, I32)
-            b.store(buffers.of(between.positions), where, position)
+        line_at = (start, outer, inner)
+        rest = group.length % _RUN
+        with b.loop(b.index(0), b.index(group.length - rest), b.index(_RUN), hint="run") as loop:
+            run(line_at, loop.index, _RUN)
+        run(line_at, b.index(group.length - rest), rest)
     return Lowered(b.finish((tasks, 1, 1), origin=group.origin), buffers.arrays)
 
 
 @final
 class _Merging:
-    """The kernel that merges runs of 1, 2, 4, ... elements of each line."""
+    """The kernel that merges runs of each line, which double in every pass."""
 
     def __init__(self, group: SortGroup, context: TemplateContext, between: _Between) -> None:
         self.group = group
-        self.passes = max(0, group.length - 1).bit_length()
+        self.passes = max(0, -(-group.length // _RUN) - 1).bit_length()
         self.lines, self.size = between.lines, between.size
         self.b = Builder("sort", context.target.index_type)
         access = {**between.access(Access.READ_WRITE), group.target: Access.WRITE}
@@ -99,11 +113,11 @@ class _Merging:
         return Lowered(b.finish((self.tasks, 1, 1), origin=group.origin), self.buffers.arrays)
 
     def merges(self, start: Value, number: Value) -> None:
-        """Merges neighbouring runs of 2 ** ``number`` elements, from one half to the other."""
+        """Merges neighbouring runs, after ``number`` other passes, from one half to the other."""
         b, size = self.b, self.size
         source = b.add(start, b.scaled(b.binary(BinOp.AND, number, b.index(1)), size))
         target = b.sub(b.offset(b.scaled(start, 2), size), source)
-        width = b.binary(BinOp.SHL, b.index(1), number)
+        width = b.binary(BinOp.SHL, b.index(_RUN), number)
         length = b.index(self.group.length)
         with b.loop(b.index(0), length, b.scaled(width, 2), hint="run") as loop:
             middle = b.binary(BinOp.MIN_S, b.add(loop.index, width), length)

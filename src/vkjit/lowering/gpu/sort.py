@@ -28,6 +28,7 @@ from vkjit.lowering.plan.groups import SortGroup, StoreStep
 from vkjit.lowering.target import Target
 from vkjit.lowering.templates.body import Point, load, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
+from vkjit.lowering.templates.network import Pair, sorted_pairs
 from vkjit.lowering.templates.space import coordinates
 
 _INVOCATIONS = 512
@@ -337,7 +338,7 @@ class _Shared:
         b.barrier()
         first = b.scaled(b.local_id(), tile.each)
         places = [b.offset(first, i) for i in range(tile.each)]
-        self.put(places, _sorted(b, self.get(places)))
+        self.put(places, sorted_pairs(b, self.get(places)))
         b.barrier()
         passes = tile.span.bit_length() - tile.each.bit_length()
         with b.loop(b.index(0), b.index(passes), hint="pass") as loop:
@@ -354,25 +355,13 @@ class _Shared:
             self.put(moved, pairs)
             b.barrier()
 
-    def get(self, places: Sequence[Value]) -> list[tuple[Value, Value]]:
+    def get(self, places: Sequence[Value]) -> list[Pair]:
         """Keys and positions at some places."""
         b = self.b
         return [(b.load(self.keys, p), b.load(self.positions, p)) for p in places]
 
-    def put(self, places: Sequence[Value], pairs: Sequence[tuple[Value, Value]]) -> None:
+    def put(self, places: Sequence[Value], pairs: Sequence[Pair]) -> None:
         """Writes keys and positions."""
         for place, (key, position) in zip(places, pairs, strict=True):
             self.b.store(self.keys, place, key)
             self.b.store(self.positions, place, position)
-
-
-def _sorted(b: Builder, pairs: Sequence[tuple[Value, Value]]) -> list[tuple[Value, Value]]:
-    """Pairs by their keys: neighbours change places, only where they must, so equals do not."""
-    found = list(pairs)
-    for turn in range(len(found)):
-        for i in range(turn % 2, len(found) - 1, 2):
-            (a, at), (c, ct) = found[i], found[i + 1]
-            swap = b.compare(CmpOp.LT, c, a)
-            found[i] = b.select(swap, c, a), b.select(swap, ct, at)
-            found[i + 1] = b.select(swap, a, c), b.select(swap, at, ct)
-    return found
