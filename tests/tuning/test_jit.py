@@ -142,6 +142,7 @@ def test_shipped_results_serve_devices_of_their_name_until_measured(
 ) -> None:
     (result,) = tune(gpu)
     elsewhere = replace(result, hardware=replace(result.hardware, uuid="", driver="other"))
+    elsewhere = replace(elsewhere, kernels="of another version")
     (tmp_path / "fake.json").write_text(json.dumps(to_json([elsewhere])))
     vj.tuning.clear()
 
@@ -149,14 +150,22 @@ def test_shipped_results_serve_devices_of_their_name_until_measured(
         return tmp_path
 
     monkeypatch.setattr(defaults.resources, "files", files)
-    for cached in (defaults._all, defaults.shipped):
-        cached.cache_clear()
+    forget_shipped()
     with vj.default_device("fake:0"):
         assert shown(vj.jit(layer).lower(*arguments()), FAST)
         gpu.hardware = replace(gpu.hardware, name="Another GPU")
         assert shown(vj.jit(layer).lower(*arguments()), DEFAULT)
+        gpu.hardware = result.hardware
+        x, w = arguments()
+        for rows, schedule in ((7, FAST), (14, FAST), (6, DEFAULT), (16, DEFAULT)):
+            y = np.resize(x, (rows, x.shape[1]))
+            assert shown(vj.jit(layer).lower(y, w), schedule), rows
     monkeypatch.undo()
-    for cached in (defaults._all, defaults.shipped):
+    forget_shipped()
+
+
+def forget_shipped() -> None:
+    for cached in (defaults._all, defaults.shipped, defaults._by_shape):
         cached.cache_clear()
 
 

@@ -16,7 +16,7 @@ from vkjit.lowering.plan.schedule import GpuContract
 from vkjit.lowering.target import Target, TargetKind
 from vkjit.runtime.device import Device
 from vkjit.tuning.case import Case, case_of
-from vkjit.tuning.defaults import shipped
+from vkjit.tuning.defaults import near, shipped
 from vkjit.tuning.records import Result, group_key
 from vkjit.tuning.store import Store, open_store
 
@@ -104,8 +104,12 @@ def stored(device: Device, case: Case) -> Result | None:
 
 
 def find(device: Device, case: Case) -> Result | None:
-    """What was measured on this device, or on another of its name before vkjit was released."""
-    return stored(device, case) or shipped(device.hardware.name).get(group_key(case))
+    """What was measured on this device, or on another of its name before vkjit was released.
+
+    Of the latter a product with other rows may serve, too.
+    """
+    name, key = device.hardware.name, group_key(case)
+    return stored(device, case) or shipped(name).get(key) or near(name, key)
 
 
 def usable(result: Result | None, case: Case, target: Target) -> GpuContract | None:
