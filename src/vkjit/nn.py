@@ -249,8 +249,9 @@ def _with_rounded_cotangent(x: Any, dtype: Any) -> Any:
     """
     if jnp.dtype(dtype).itemsize != 2:
         return x
-    rounded = x.astype(dtype).astype(jnp.float32)
-    return rounded + lax.stop_gradient(x - rounded)
+    fixed = lax.stop_gradient(x)
+    # The difference is 0: unlike x itself it has a value in every 16-bit type.
+    return fixed + (x - fixed).astype(dtype).astype(jnp.float32)
 
 
 def _stacked(x: Any, rows: int, shared: int, group: int) -> Any:

@@ -207,6 +207,19 @@ def test_attention_gradients_are_finite_and_right_beside_a_row_that_sees_nothing
         np.testing.assert_allclose((np.asarray(grad) * direction).sum(), want, rtol=1e-4)
 
 
+def test_attention_of_float16_whose_products_have_no_value_in_float16() -> None:
+    """Logits and sums over many keys pass 65504; only their cotangents are rounded."""
+    q = jnp.full((4, 1, 64), 60.0, jnp.float16)
+    k = jnp.concatenate([q, -q])
+    v = jnp.full((8, 1, 64), 3e4, jnp.float16)
+    attend = vj.jit(nn.dot_product_attention)
+    np.testing.assert_array_equal(attend(q, k, v), np.full((4, 1, 64), 3e4))
+    grads = vj.jit(vj.grad(lambda *a: attend(*a)[..., 0].sum(), argnums=(0, 2)))
+    to_query, to_value = grads(q, k, v)
+    np.testing.assert_array_equal(to_query, np.zeros((4, 1, 64)))
+    np.testing.assert_array_equal(to_value[:, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0])
+
+
 def test_attention_names_the_shapes_that_do_not_fit() -> None:
     q, k = f32(np.zeros((1, 2, 3, 4))), f32(np.zeros((1, 2, 2, 4)))
     with pytest.raises(ShapeError, match=r"query \(1, 2, 3, 4\), key \(1, 2, 2, 4\)"):
