@@ -124,6 +124,6 @@ def median(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Value:
     dtype = aval_of(x).dtype
     half = scalar_of(0.5, dtype)
     middle = low if length % 2 else add(multiply(low, half), multiply(high, half))
-    middle = cast(logical.select(isnan(end), end, middle), dtype)
+    middle = cast(logical.select(isnan(end), scalar_of(np.nan, dtype), middle), dtype)
     shape = tuple(1 if i in axes else n for i, n in enumerate(of.shape)) if keepdims else kept
     return reshaped(middle, shape)
