@@ -264,6 +264,18 @@ def test_long_lines_on_the_cpu() -> None:
     np.testing.assert_array_equal(np.asarray(order), np.argsort(x, kind="stable"))
 
 
+@pytest.mark.parametrize("shape", [(700, 40), (90, 300)], ids=str)
+def test_lines_are_shared_by_tasks(shape: tuple[int, int]) -> None:
+    x = RNG.permutation(shape[0] * shape[1]).reshape(shape).astype(np.float32)
+    weights = np.arange(shape[1], dtype=np.float32)
+    with vj.default_device("cpu"):
+        order = vj.jit(jnp.argsort)(x)
+        grad = vj.jit(vj.grad(lambda v: (jnp.sort(v) * weights).sum()))(x)
+    want = np.argsort(x, axis=1)
+    np.testing.assert_array_equal(np.asarray(order), want)
+    np.testing.assert_array_equal(np.asarray(grad), np.argsort(want, axis=1))
+
+
 WORDS = [np.float32, np.float64, np.int8, np.uint64]
 
 
