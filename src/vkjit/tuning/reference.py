@@ -181,7 +181,7 @@ def _product(case: Case, arrays: Arrays) -> tuple[Array, Array]:
     """The sums, and how far a device may be from each."""
     group = case.group
     exact = group.accumulate.kind != "float"
-    wide: npt.DTypeLike = np.int64 if exact else np.float64
+    wide = np.dtype[Any](np.int64 if exact else np.float64)
     lhs, rhs = (strided(arrays[s.array], s.view).astype(wide) for s in (group.lhs, group.rhs))
     product = lhs @ rhs
     if exact:

@@ -173,7 +173,9 @@ def test_what_another_process_wrote_meanwhile_is_kept(vulkan_instance, folder: P
     assert path.stat().st_size > 32
 
 
-def test_a_cache_that_grows_while_it_is_read_is_read_again(vulkan_instance, folder: Path):
+def test_a_cache_that_grows_while_it_is_read_is_read_again(
+    vulkan_instance, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Other threads compile meanwhile: the driver then says that the data are incomplete."""
     device = VulkanDevice("vulkan:0", vulkan_instance, vulkan_instance.physical_devices()[0])
     device.pipelines.get([doubled(factor=3.0)])
@@ -184,7 +186,7 @@ def test_a_cache_that_grows_while_it_is_read_is_read_again(vulkan_instance, fold
         calls.append(data != driver_cache.NULL)
         return driver_cache.constants.VK_INCOMPLETE if sum(calls) == 1 and calls[-1] else result
 
-    device.logical.functions.vkGetPipelineCacheData = grown
+    monkeypatch.setattr(device.logical.functions, "vkGetPipelineCacheData", grown)
     device.close()
     assert calls == [False, True, False, True]
 
