@@ -54,8 +54,8 @@ _TILES = tuple(
         (16, 16, 32, 1, 1, 2),
         (16, 16, 16, 1, 1, 1),
         (8, 8, 8, 1, 1, 1),
-        (8, 16, 256, 4, 4, 1, 1, 32),
         (16, 8, 256, 4, 4, 1, 1, 32),
+        (8, 16, 256, 4, 4, 1, 1, 32),
         (64, 32, 32, 8, 4, 1, 1, 4),
         (32, 64, 32, 4, 8, 1, 1, 4),
     )
@@ -148,8 +148,9 @@ class _Model:
 
     _LAUNCH = 7000.0
     """From one kernel to the next."""
-    _JOIN = 8700.0
-    """Parts of sums written, a barrier, and parts read: most of two launches of small kernels."""
+    _JOIN = 16000.0
+    """Parts of sums written, a barrier, and parts read: most of two launches of small kernels (4
+    us), and what the barrier costs a program, whose other kernels wait there (as much again)."""
     _START = 1100.0
     """A workgroup's first loads, and its stores."""
     _MEETING = 300.0
