@@ -19,8 +19,12 @@ from vkjit.errors import MissingRuleError, OutOfMemoryError
 from vkjit.lowering.artifact import Launch
 
 _REPEATS = 7
-_SAMPLE_SECONDS = 5e-3
-"""One timing holds so many calls that it lasts this long."""
+_SAMPLE_SECONDS = 10e-3
+"""One timing holds so many calls, queued behind each other, that it lasts this long."""
+_MOST_CALLS = 256
+_WARM_UP_SECONDS, _QUICK_WARM_UP_SECONDS = 0.5, 0.05
+"""Work before the first timing: idle GPUs run at a fifth of their speed (H200), and take 0.3
+seconds to change that."""
 
 
 @final
@@ -51,22 +55,33 @@ def timing(session: Session) -> None:
         with session.missing_allowed(str(case.args), MissingRuleError, OutOfMemoryError):
             took = case(session)
             # A product of twice the size takes eight times as long.
-            ahead = 8 * took * (_REPEATS + 2) if case.func is _product else 0.0
+            ahead = _WARM_UP_SECONDS + 8 * took * (_REPEATS + 2) if case.func is _product else 0.0
 
 
 def _measured(session: Session, function: Callable[..., Any], *args: Array) -> _Timed:
-    """Times calls with all arrays on the device."""
+    """Times calls with all arrays on the device, which is at full speed."""
     device = session.device
     program = Program(device, function, args)
     buffers = program.put(list(args))
     outs = program.run(buffers)
     device.synchronize()
-    once = _seconds(program, buffers, 1)
-    calls = max(1, min(100, int(_SAMPLE_SECONDS / max(once, 1e-6))))
+    warm_up = _QUICK_WARM_UP_SECONDS if session.quick else _WARM_UP_SECONDS
+    calls = _warmed_up(program, buffers, warm_up)
     times = [_seconds(program, buffers, calls) for _ in range(_REPEATS)]
     names = [s.kernel.name for s in program.lowered.plan.steps if isinstance(s, Launch)]
     (result,) = program.get(outs)
     return _Timed(float(np.median(times)), result, ", ".join(names))
+
+
+def _warmed_up(program: Program, buffers: Any, seconds: float) -> int:
+    """Works for so long, and returns how many calls a timing has to hold."""
+    started, calls = time.perf_counter(), 1
+    while True:
+        spent = calls * _seconds(program, buffers, calls)
+        if spent < _SAMPLE_SECONDS and calls < _MOST_CALLS:
+            calls *= 2
+        elif time.perf_counter() - started >= seconds:
+            return calls
 
 
 def _seconds(program: Program, buffers: Any, calls: int) -> float:
