@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+from concurrent.futures import wait
 from dataclasses import replace
 
 import numpy as np
@@ -82,6 +83,34 @@ def test_every_kind_of_object_goes_after_every_kind_of_error(
     del outputs, big, loaded
     gc.collect()
     assert device.memory_stats().live_bytes == SIZE
+    device.close()
+    assert device.live_objects() == {}
+    assert vulkan_instance.messages == []
+
+
+def test_what_is_compiled_ahead_is_compiled_once_and_goes_with_the_device(
+    vulkan_instance, fresh, monkeypatch: pytest.MonkeyPatch
+):
+    device = fresh(Addressing.DEVICE_ADDRESS)
+    tasks = [*device.prepare(plan(summed(1))), *device.prepare(plan(summed(1)))]
+    wait(tasks)
+    assert device.live_objects()["Pipeline"] == 1
+    (y,) = device.load(plan(summed(1))).run([device.upload(np.ones(SIZE // 4, np.float32))])
+    np.testing.assert_array_equal(device.download(y, np.float32, (4,)), 1)
+    assert device.live_objects()["Pipeline"] == 1
+    assert device.prepare(plan(summed(1))) == []
+
+    def refuse(*_: object) -> int:
+        return -3
+
+    with monkeypatch.context() as patch:
+        functions = device.logical.functions
+        patch.setattr(functions, "vkCreateComputePipelines", refuse, raising=False)
+        wait(device.prepare(plan(summed(2), 2)))
+    with pytest.raises(DeviceError, match="refused kernel sum_2"):
+        device.load(plan(summed(2), 2))
+    device.load(plan(summed(2), 2))  # which compiles it anew
+    device.prepare(plan(summed(3), 3))
     device.close()
     assert device.live_objects() == {}
     assert vulkan_instance.messages == []
