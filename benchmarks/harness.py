@@ -128,6 +128,7 @@ class Run:
         answer = self._process(name, cold=False).ask("rates")
         if not answer["ok"]:
             raise RuntimeError(f"rates of {self._options.device} in {name}: {answer['failure']}")
+        self._processes.pop(name).close()  # its arrays would count in the peaks of memory
         found: dict[str, float] = answer["rates"]
         return machine.Rates(found["float32"], found.pop("bandwidth"), found)
 
