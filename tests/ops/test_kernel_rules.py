@@ -14,6 +14,7 @@ from vkjit.ir.primitive import Op, Sample
 from vkjit.lowering.kernel import nodes
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.check import verify
+from vkjit.lowering.kernel.elements import scalar_type
 from vkjit.lowering.kernel.interpret import run
 from vkjit.lowering.kernel.types import (
     I1,
@@ -26,7 +27,7 @@ from vkjit.lowering.kernel.types import (
     with_elem,
 )
 from vkjit.ops.registry import PRIMITIVES
-from vkjit.ops.structural import Pointwise, scalar_type
+from vkjit.ops.structural import Pointwise
 
 from .strategies import draw, seeds, special_values
 

@@ -15,6 +15,7 @@ from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Array, Kind, Linear, Sample, Tangent, Traits, Value
 from vkjit.lowering.kernel import nodes
 from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.elements import scalar_type
 from vkjit.lowering.kernel.types import (
     I32,
     BinOp,
@@ -26,7 +27,7 @@ from vkjit.lowering.kernel.types import (
     with_elem,
 )
 from vkjit.ops.pointwise import INTS, const_like, widened
-from vkjit.ops.structural import Pointwise, scalar_type
+from vkjit.ops.structural import Pointwise
 from vkjit.trace import aval_of, bind
 
 

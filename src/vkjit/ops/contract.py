@@ -27,11 +27,12 @@ from vkjit.ir.primitive import (
     Value,
 )
 from vkjit.ir.program import Atom, Eqn
+from vkjit.lowering.kernel.elements import scalar_type
 from vkjit.lowering.kernel.specs import ContractSpec, KernelSpec, Precision
 from vkjit.ops.cast import Cast, cast
 from vkjit.ops.pointwise import total
 from vkjit.ops.precision import named_precision
-from vkjit.ops.structural import float_of, permute, scalar_type
+from vkjit.ops.structural import float_of, permute
 from vkjit.trace import aval_of, bind
 
 Ints = tuple[int, ...]

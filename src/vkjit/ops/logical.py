@@ -16,6 +16,7 @@ from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Array, Kind, Linear, Sample, Tangent, Traits, Value
 from vkjit.lowering.kernel import nodes
 from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.elements import scalar_type
 from vkjit.lowering.kernel.types import BinOp, CmpOp, UnOp, scalar_of, with_elem
 from vkjit.ops.pointwise import (
     INTS,
@@ -26,7 +27,7 @@ from vkjit.ops.pointwise import (
     unsigned_view,
     zero_like,
 )
-from vkjit.ops.structural import Pointwise, expand, scalar_type, unbroadcast
+from vkjit.ops.structural import Pointwise, expand, unbroadcast
 from vkjit.trace import aval_of, bind
 
 

@@ -18,8 +18,9 @@ from vkjit.ir.avals import aval
 from vkjit.ir.primitive import Array, Kind, Remat, Sample, Tangent, Traits, Value
 from vkjit.lowering.kernel import nodes
 from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.elements import scalar_type
 from vkjit.lowering.kernel.types import BinOp, with_elem
-from vkjit.ops.structural import Pointwise, scalar_type
+from vkjit.ops.structural import Pointwise
 from vkjit.trace import bind
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

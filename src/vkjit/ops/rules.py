@@ -11,6 +11,7 @@ from vkjit import dtypes
 from vkjit.dtypes import DType
 from vkjit.lowering.kernel import nodes
 from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.elements import scalar_type
 from vkjit.lowering.kernel.types import (
     I1,
     I32,
@@ -24,7 +25,7 @@ from vkjit.lowering.kernel.types import (
     with_elem,
 )
 from vkjit.ops.compare import comparison
-from vkjit.ops.structural import float_of, scalar_type
+from vkjit.ops.structural import float_of
 
 State = tuple[nodes.Value, ...]
 

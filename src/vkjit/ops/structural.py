@@ -34,17 +34,9 @@ from vkjit.ir.primitive import (
 from vkjit.ir.program import Atom
 from vkjit.lowering.kernel import nodes
 from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.elements import scalar_type
 from vkjit.lowering.kernel.specs import KernelSpec, PointwiseSpec, ReduceSpec, ViewSpec
 from vkjit.lowering.kernel.types import (
-    BF16,
-    F16,
-    F32,
-    F64,
-    I1,
-    I8,
-    I16,
-    I32,
-    I64,
     BinOp,
     ConvertOp,
     ScalarType,
@@ -52,27 +44,6 @@ from vkjit.lowering.kernel.types import (
 )
 from vkjit.lowering.kernel.views import View
 from vkjit.trace import aval_of, bind
-
-_SCALARS: dict[DType, ScalarType] = {
-    dtypes.bool_: I1,
-    dtypes.int8: I8,
-    dtypes.uint8: I8,
-    dtypes.int16: I16,
-    dtypes.uint16: I16,
-    dtypes.int32: I32,
-    dtypes.uint32: I32,
-    dtypes.int64: I64,
-    dtypes.uint64: I64,
-    dtypes.float16: F16,
-    dtypes.bfloat16: BF16,
-    dtypes.float32: F32,
-    dtypes.float64: F64,
-}
-
-
-def scalar_type(dtype: DType) -> ScalarType:
-    """The kernel type of a value of ``dtype``; booleans are ``i1`` in values."""
-    return _SCALARS[dtype]
 
 
 def float_of(dtype: DType) -> DType:

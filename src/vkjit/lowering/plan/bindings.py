@@ -7,43 +7,16 @@ from dataclasses import dataclass
 from typing import final
 
 from vkjit.ir.program import Atom, Literal
+from vkjit.lowering.kernel.elements import scalar_type
 from vkjit.lowering.kernel.specs import PointwiseSpec, ViewSpec
-from vkjit.lowering.kernel.types import (
-    BF16,
-    F16,
-    F32,
-    F64,
-    I1,
-    I8,
-    I16,
-    I32,
-    I64,
-    Number,
-    ScalarType,
-)
+from vkjit.lowering.kernel.types import Number, ScalarType
 from vkjit.lowering.kernel.views import View
 from vkjit.lowering.plan.cluster import Cluster, Layout
-
-_ELEMENTS = {
-    "bool": I1,
-    "int8": I8,
-    "uint8": I8,
-    "int16": I16,
-    "uint16": I16,
-    "int32": I32,
-    "uint32": I32,
-    "int64": I64,
-    "uint64": I64,
-    "float16": F16,
-    "bfloat16": BF16,
-    "float32": F32,
-    "float64": F64,
-}
 
 
 def element(atom: Atom) -> ScalarType:
     """The kernel type of an atom's elements."""
-    return _ELEMENTS[atom.aval.dtype.name]
+    return scalar_type(atom.aval.dtype)
 
 
 @final
