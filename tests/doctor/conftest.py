@@ -13,8 +13,9 @@ from vkjit.lowering.target import Addressing
 from vkjit.runtime import get_device
 
 
-def open_vulkan(addressing: Addressing):
-    """A device of its own in one of the addressing modes."""
+@pytest.fixture(scope="module")
+def vulkan():
+    """A device of its own, with device addresses."""
     try:
         from vkjit.runtime.vulkan import open_device  # noqa: PLC0415  needs a Vulkan loader
         from vkjit.runtime.vulkan.instance import instance  # noqa: PLC0415
@@ -23,24 +24,12 @@ def open_vulkan(addressing: Addressing):
     if not instance().physical_devices():
         pytest.skip("no Vulkan driver")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VKJIT_VULKAN_ADDRESSING", addressing.value)
-        return open_device("vulkan:0")
-
-
-@pytest.fixture(scope="module")
-def vulkan():
-    device = open_vulkan(Addressing.DEVICE_ADDRESS)
+        patch.setenv("VKJIT_VULKAN_ADDRESSING", Addressing.DEVICE_ADDRESS.value)
+        device = open_device("vulkan:0")
     yield device
     device.close()
     gc.collect()
     assert device.live_objects() == {}
-
-
-@pytest.fixture(scope="module")
-def descriptors():
-    device = open_vulkan(Addressing.DESCRIPTOR)
-    yield device
-    device.close()
 
 
 def climbed(device, names, box: float, plant: str | None = None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests import devices
 from tests.doctor.conftest import climbed
 from vkjit.doctor import order
 from vkjit.doctor.ladder import NAMES, STAGES, run_stage
@@ -15,6 +16,7 @@ from vkjit.ir.evaluate import evaluate
 from vkjit.runtime import get_device
 
 BOX = 0.7
+WATCHED = [name for name in devices.names() if name.endswith(devices.SUFFIX)]
 # Checks of a stage that compare no arrays: a planted error is not theirs to find.
 CONDITIONS = {"norm": 1, "attention": 2, "loss": 2, "training": 1, "precision": 1, "memory": 7}
 
@@ -34,9 +36,10 @@ def test_a_stage_passes_and_finds_a_planted_error(name: str, vulkan) -> None:
         assert planted.faults >= planted.checks - CONDITIONS.get(name, 0)
 
 
-@pytest.mark.parametrize("name", ["transfer", "order", "indexing", "products"])
-def test_descriptors(name: str, descriptors) -> None:
-    (result,) = climbed(descriptors, [name], BOX)
+@pytest.mark.parametrize("device", WATCHED, indirect=True, scope="session")
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "memory"])  # opens one of its own
+def test_descriptors_under_the_validation_layer(name: str, device: str) -> None:
+    (result,) = climbed(get_device(device), [name], BOX)
     assert result.details() == []
     assert result.checks > 0
 
