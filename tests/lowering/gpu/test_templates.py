@@ -16,7 +16,7 @@ from vkjit.errors import MissingRuleError
 from vkjit.ir.evaluate import evaluate
 from vkjit.lowering.artifact import Launch
 from vkjit.lowering.compile import compile_program
-from vkjit.lowering.gpu.lower import check_sizes
+from vkjit.lowering.gpu.index import check_sizes
 from vkjit.lowering.kernel.nodes import Kernel, Load, SubgroupShuffle
 from vkjit.lowering.kernel.types import F32, I32, VecType
 from vkjit.lowering.kernel.walk import all_nodes

@@ -25,16 +25,29 @@ def index_type(context: TemplateContext, counted: int = 0) -> ScalarType:
     Raises:
         MissingRuleError: the group needs 64-bit indices, and the target has none.
     """
-    if counted < MAX_ELEMENTS and all(a.length < MAX_ELEMENTS for a in context.arrays):
-        return context.target.index_type
-    if I64 in context.target.arithmetic:
+    if I64 in context.target.arithmetic and _too_much(context, counted):
         return I64
-    faults = [
-        f"array {number} of the group has {info.length} elements of {info.elem}"
-        for number, info in enumerate(context.arrays)
-        if info.length >= MAX_ELEMENTS
-    ]
-    raise MissingRuleError(
-        f"gpu: {faults[0] if faults else f'the group has {counted} points'}, "
-        f"{context.target.name} indexes fewer than {MAX_ELEMENTS}; split the array or run on cpu"
-    )
+    check_sizes(context, counted)
+    return context.target.index_type
+
+
+def check_sizes(context: TemplateContext, counted: int = 0) -> None:
+    """Refuses a group that 32-bit indices do not reach; for kernels that know no others.
+
+    Raises:
+        MissingRuleError: as for ``index_type``.
+    """
+    fault = _too_much(context, counted)
+    if fault:
+        raise MissingRuleError(
+            f"gpu: {fault}, {context.target.name} indexes fewer than {MAX_ELEMENTS}; split the "
+            "array or run on cpu"
+        )
+
+
+def _too_much(context: TemplateContext, counted: int) -> str | None:
+    """What of the group is more than 32-bit indices reach."""
+    for number, info in enumerate(context.arrays):
+        if info.length >= MAX_ELEMENTS:
+            return f"array {number} of the group has {info.length} elements of {info.elem}"
+    return f"the group has {counted} points" if counted >= MAX_ELEMENTS else None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from vkjit.errors import MissingRuleError
 from vkjit.lowering.gpu.choose import candidates, lower_contract
-from vkjit.lowering.gpu.index import MAX_ELEMENTS
+from vkjit.lowering.gpu.index import check_sizes
 from vkjit.lowering.gpu.loop_nests import lower_loop
 from vkjit.lowering.gpu.scan import scan
 from vkjit.lowering.gpu.scatter import scatter_add
@@ -37,7 +36,7 @@ def lower(
         case LoopGroup():
             return lower_loop(group, context)
         case ContractGroup():
-            check_sizes(context)
+            check_sizes(context, group.k)
             return lower_contract(group, schedule or candidates(group, context)[0], context)
         case ScatterAddGroup():
             return scatter_add(group, context)
@@ -49,14 +48,3 @@ def lower(
             return inverse(group, context)
         case _:
             assert_never(group)
-
-
-def check_sizes(context: TemplateContext) -> None:
-    """Refuses arrays that kernels of products, which count in 32 bits, cannot index."""
-    for number, info in enumerate(context.arrays):
-        if info.length >= MAX_ELEMENTS:
-            raise MissingRuleError(
-                f"gpu: array {number} of the group has {info.length} elements of {info.elem}, "
-                f"{context.target.name} indexes fewer than {MAX_ELEMENTS}; split the array or "
-                "run on cpu"
-            )
