@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from vkjit.errors import InternalError
-from vkjit.lowering.gpu import choose, gemm_schedule
+from vkjit.lowering.gpu import choose, gemm_schedule, gemm_skinny
 from vkjit.lowering.kernel.interpret import run
 from vkjit.lowering.kernel.interpret_ops import DTYPES
 from vkjit.lowering.kernel.nodes import Kernel
@@ -398,6 +398,8 @@ SHAPES = [
     (1, 4096, 4096),
     (4096, 3, 4096),
     (7, 5, 0),
+    (0, 4, 3),
+    (40, 0, 3),
 ]
 
 
@@ -414,13 +416,18 @@ def test_candidates_keep_to_the_limits(
     ]
     found = choose.candidates(group, TemplateContext(target, infos))
     assert len(found) == len(set(found))
-    for schedule in found[:3]:
+    for schedule in [*found[:3], *{type(s): s for s in found}.values()]:
         for item in lowered(group, schedule, infos, target)[0]:
-            x, y, z = item.kernel.workgroup
-            assert x * y * z <= target.max_invocations
-            assert (x, y) <= target.max_workgroup[:2]
+            workgroup = item.kernel.workgroup
+            assert math.prod(workgroup) <= target.max_invocations
+            assert all(n <= most for n, most in zip(workgroup, target.max_workgroup, strict=True))
             nbytes = sum(s.length * s.elem.bytes for s in item.kernel.scratch)
             assert nbytes <= target.shared_bytes
+
+
+def test_nothing_without_rows_is_left_to_the_template_of_few_rows() -> None:
+    for sizes in ((0, 4, 3), (40, 0, 3), (0, 0, 0)):
+        assert gemm_skinny.costs(matrices(sizes), LARGE) == {}
 
 
 def test_matrix_units_come_first_unless_an_axis_is_short() -> None:

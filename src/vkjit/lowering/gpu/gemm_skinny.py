@@ -315,7 +315,7 @@ _MEMORY = 16.0
 def costs(group: ContractGroup, target: Target) -> dict[SkinnySchedule, float]:
     """The schedules that serve the group on the target, with the clocks they should take."""
     group = upright(group)
-    if group.m > MOST_ROWS or not group.n:
+    if group.m > MOST_ROWS or 0 in (group.m, group.n):
         return {}
     count = cores(target)
     return {s: _clocks(group, s, count) for s in _able(group, count) if fits(group, s, target)}
