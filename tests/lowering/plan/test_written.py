@@ -48,3 +48,15 @@ def test_a_read_before_the_write_is_refused():
     assert len(plan((0, 1, 2))[0].steps) == 3
     with pytest.raises(InternalError, match="reads array 1 before anything has written it"):
         plan((1, 0, 2))
+
+
+def test_an_empty_value_of_a_single_number_writes_nothing(device: str):
+    x = np.ones(5, np.float32)
+
+    def function(x):
+        return jnp.tanh(jnp.minimum(x[2:2], x @ x)).reshape(1, 0), x @ x + 1
+
+    program = vj.make_ir(function)(x)
+    empty, number = on_device(program, [x], device)
+    assert empty.shape == (1, 0)
+    assert number == 6

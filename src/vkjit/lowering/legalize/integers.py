@@ -8,8 +8,8 @@ from vkjit.lowering.kernel.types import BinOp, UnOp, scalar_of
 
 
 def _pattern(bits: int, byte_pairs: int) -> int:
-    """A mask that repeats ``byte_pairs`` (16 bits) over the width, as a signed number."""
-    made = sum(byte_pairs << at for at in range(0, bits, 16))
+    """A mask that repeats ``byte_pairs`` (16 bits) over the width, or its low bits, as signed."""
+    made = sum(byte_pairs << at for at in range(0, bits, 16)) & ((1 << bits) - 1)
     return made - (1 << bits) if made >> (bits - 1) else made
 
 

@@ -59,8 +59,8 @@ def leaves(layout: Layout) -> Layout:
 
 
 def has_repeats(layout: Layout) -> bool:
-    """Whether a value is the same along some axis of more than one index."""
-    return any(isinstance(part, Repeat) and part.size > 1 for parts in layout for part in parts)
+    """Whether a value is the same along some axis that has not just one index."""
+    return any(isinstance(part, Repeat) and part.size != 1 for parts in layout for part in parts)
 
 
 def _part_leaves(part: Part) -> Sequence[Part]:

@@ -216,7 +216,7 @@ class _Partitioner:
             return None
         if bound.shape == shape:
             return bound.lazy.layout
-        return tuple((Repeat(n),) if n > 1 else () for n in shape)
+        return tuple((Repeat(n),) if n != 1 else () for n in shape)
 
     def settle(self, operands: Sequence[Bound]) -> None:
         """Stores lazy operands that lie in other clusters than the latest one."""
