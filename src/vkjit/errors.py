@@ -98,6 +98,10 @@ class DeviceError(VkjitError, RuntimeError):
     """A device or its driver failed."""
 
 
+class EmulationWarning(UserWarning):
+    """A device lacks arithmetic in a type; it is emulated, with the same results, but slower."""
+
+
 @final
 class OutOfMemoryError(DeviceError):
     """A device could not allocate a buffer; the message states size and limit."""

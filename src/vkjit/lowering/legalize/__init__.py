@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import final
 
-from vkjit.errors import MissingRuleError
+from vkjit.errors import EmulationWarning, MissingRuleError
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Binary, Expr, Kernel, Unary, Value
 from vkjit.lowering.kernel.types import (
+    BF16,
     F16,
     F32,
     F64,
@@ -83,9 +85,28 @@ def legalize(kernel: Kernel, target: Target) -> Kernel:
     _check_types(kernel, target)
     used = {scalar_of(n.type) for n in all_nodes(kernel.body) if isinstance(n, Value)}
     if used & NARROW:
+        _tell_of_emulation(used, target)
         narrow = Narrow(target.arithmetic)
         kernel = Rewriter(kernel, narrow.rule, narrow.retyped).run()
     return Rewriter(kernel, _Functions(target).rule, {}).run()
+
+
+_told: set[tuple[str, ScalarType]] = set()
+"""Targets and types of which a warning has spoken."""
+
+
+def _tell_of_emulation(used: Iterable[ScalarType], target: Target) -> None:
+    """One warning for each type that a GPU could have and this one has not; none has bf16."""
+    missing = (NARROW - {BF16} - target.arithmetic) & set(used)
+    for elem in sorted(missing, key=str):
+        if target.kind is TargetKind.GPU and (target.name, elem) not in _told:
+            _told.add((target.name, elem))
+            warnings.warn(
+                f"{target.name}: arithmetic in {elem} is emulated in 32 bits, because the device "
+                "has none; results are the same, kernels slower",
+                EmulationWarning,
+                stacklevel=2,
+            )
 
 
 def _check_types(kernel: Kernel, target: Target) -> None:
