@@ -423,7 +423,6 @@ def test_kernels_stay_small(layout: str) -> None:
         ({"tile_m": 6, "pack_lhs": False, "block_m": 10}, "blocks must be whole tiles"),
         ({"pack_rhs": False}, "rhs must be packed"),
         ({"block_k": 18}, "each block of k must have at least 4 steps"),
-        ({"split_k": 2}, "split_k"),
     ],
 )
 def test_schedules_that_do_not_fit(change: dict[str, int], message: str) -> None:

@@ -248,7 +248,6 @@ def validate(group: ContractGroup, schedule: ContractSchedule, target: Target) -
         + vectors
         + 1
         <= registers(target),
-        "split_k and coop are for other targets": schedule.split_k == 1 and schedule.coop is None,
     }
     for rule, holds in rules.items():
         if not holds:

@@ -230,12 +230,10 @@ class Partition:
     """Groups in the order in which they run, and the arrays between them.
 
     Arrays 0 ... ``inputs`` - 1 are the program's parameters; ``results`` names the array of each
-    result, dense and whole, no array twice and no parameter among them. ``pairs`` maps an array to
-    the one whose memory it must share (in-place writes).
+    result, dense and whole, no array twice and no parameter among them.
     """
 
     arrays: tuple[ArrayInfo, ...]
     inputs: int
     results: tuple[int, ...]
     groups: tuple[Group, ...]
-    pairs: tuple[tuple[int, int], ...] = ()

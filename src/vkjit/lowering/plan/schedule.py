@@ -13,22 +13,20 @@ from dataclasses import dataclass, fields
 from typing import Any, final, get_args
 
 from vkjit.errors import ConfigError
-from vkjit.lowering.target import CoopShape
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LoopSchedule:
-    """How a ``LoopGroup`` runs.
+    """How a ``LoopGroup`` runs on a CPU.
 
-    ``lanes`` is the vector width of one step, ``unroll`` the independent vectors per step,
-    ``tasks`` the number of tasks (cpu) and ``workgroup`` the invocations per group (gpu).
+    ``lanes`` is the vector width of one step, ``unroll`` the independent vectors per step and
+    ``tasks`` the number of tasks.
     """
 
     lanes: int
     unroll: int = 1
     tasks: int = 1
-    workgroup: int = 1
 
 
 @final
@@ -37,9 +35,8 @@ class ContractSchedule:
     """How a ``ContractGroup`` runs on a CPU.
 
     ``tile_m`` x ``tile_n`` outputs are kept in registers over ``tile_k`` steps of the sum;
-    ``block_m``, ``block_n`` and ``block_k`` are the cache (cpu) or workgroup (gpu) blocks; ``pack``
-    copies operands into panels; ``stages`` counts shared-memory buffers; ``split_k`` parts of the
-    sum run apart; ``coop`` uses matrix units.
+    ``block_m``, ``block_n`` and ``block_k`` are blocks for the cache; ``pack_lhs`` and ``pack_rhs``
+    copy operands into panels.
     """
 
     tile_m: int
@@ -50,10 +47,6 @@ class ContractSchedule:
     block_k: int = 0
     pack_lhs: bool = False
     pack_rhs: bool = False
-    workgroup: tuple[int, int, int] = (1, 1, 1)
-    stages: int = 1
-    split_k: int = 1
-    coop: CoopShape | None = None
 
 
 @final
