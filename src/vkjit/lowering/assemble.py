@@ -188,6 +188,8 @@ class Layout:
         Returns:
             the steps in an order that allows it.
         """
+        if not donated:
+            return list(steps)
         order = Order([Use(tuple(s.read()), tuple(s.written())) for s in steps])
         free = [self.constants + d for d in donated]
         for result in self.results:
