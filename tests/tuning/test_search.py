@@ -209,17 +209,22 @@ def test_a_kernel_that_is_wrong_at_the_real_size_only_is_refused(
     assert "real size" in result.receipt.refused[FAST.text()]
 
 
-def test_a_template_that_fails_is_refused_with_its_reason(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def break_template(monkeypatch: pytest.MonkeyPatch, broken: NaiveSchedule) -> None:
+    """Has the template refuse one schedule."""
     right: Contract = gemm_naive.contract
 
     def contract(group: ContractGroup, schedule: NaiveSchedule, context: Any) -> Any:
-        if schedule == FAST:
+        if schedule == broken:
             raise MissingRuleError("gemm: no such tile")
         return right(group, schedule, context)
 
     monkeypatch.setattr(gemm_naive, "contract", contract)
+
+
+def test_a_template_that_fails_is_refused_with_its_reason(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_template(monkeypatch, FAST)
     result = tuned(gpu)
     assert result.parsed() == DEFAULT
     assert "no such tile" in result.receipt.refused[FAST.text()]
@@ -228,14 +233,7 @@ def test_a_template_that_fails_is_refused_with_its_reason(
 def test_where_the_default_fails_the_first_that_works_takes_its_part(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right: Contract = gemm_naive.contract
-
-    def contract(group: ContractGroup, schedule: NaiveSchedule, context: Any) -> Any:
-        if schedule == DEFAULT:
-            raise MissingRuleError("gemm: no such tile")
-        return right(group, schedule, context)
-
-    monkeypatch.setattr(gemm_naive, "contract", contract)
+    break_template(monkeypatch, DEFAULT)
     result = tuned(gpu)
     assert result.parsed() == FAST
     assert "no such tile" in result.receipt.refused[DEFAULT.text()]

@@ -13,6 +13,7 @@ import pytest
 
 import vkjit as vj
 import vkjit.numpy as jnp
+from tests.targets import LARGE_GPU
 from vkjit.errors import MissingRuleError
 from vkjit.lowering.artifact import Launch
 from vkjit.lowering.compile import compile_program
@@ -28,26 +29,14 @@ from vkjit.lowering.plan.groups import ArrayInfo, LoopGroup
 from vkjit.lowering.plan.partition import partition
 from vkjit.lowering.spirv.emit import emit
 from vkjit.lowering.spirv.validate import validate
-from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Addressing, Target, TargetKind
+from vkjit.lowering.target import MINIMAL_GPU, Addressing, Target
 from vkjit.lowering.templates.context import TemplateContext
 from vkjit.ops.indexing import scatter_add
 from vkjit.runtime.reference import ReferenceDevice
 
 Array = np.ndarray[Any, Any]
 
-LARGE = Target(
-    name="large-gpu",
-    kind=TargetKind.GPU,
-    index_type=I32,
-    storage=ALL_SCALARS,
-    arithmetic=ALL_SCALARS,
-    max_workgroup=(1024, 1024, 64),
-    max_invocations=1024,
-    shared_bytes=49152,
-    subgroup_sizes=(32,),
-    subgroup_ops=True,
-    features=frozenset({"subgroup_shuffle"}),
-)
+LARGE = LARGE_GPU
 FOURS = replace(LARGE, name="fours", subgroup_sizes=(4,), max_grid=(7, 5, 65535))
 WIDE = replace(LARGE, name="wide", subgroup_sizes=(64,))
 PLAIN = replace(LARGE, name="plain", subgroup_ops=False, features=frozenset())

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.targets import LARGE_GPU
 from vkjit.errors import InternalError
 from vkjit.lowering.gpu import choose, gemm_schedule, gemm_skinny
 from vkjit.lowering.kernel.interpret import run
@@ -38,32 +39,17 @@ from vkjit.lowering.plan.schedule import (
 from vkjit.lowering.spirv.emit import emit
 from vkjit.lowering.spirv.validate import validate
 from vkjit.lowering.target import (
-    ALL_SCALARS,
     MINIMAL_GPU,
     Addressing,
     CoopShape,
     Target,
-    TargetKind,
 )
 from vkjit.lowering.templates.context import Lowered, TemplateContext
 
 Array = np.ndarray[Any, Any]
 GOLDEN = Path(__file__).parents[2] / "data/kernels/gemm_tiled.txt"
 
-LARGE = Target(
-    name="large-gpu",
-    kind=TargetKind.GPU,
-    index_type=I32,
-    storage=ALL_SCALARS,
-    arithmetic=ALL_SCALARS,
-    max_workgroup=(1024, 1024, 64),
-    max_invocations=1024,
-    shared_bytes=49152,
-    subgroup_sizes=(8,),
-    subgroup_ops=True,
-    features=frozenset({"subgroup_shuffle"}),
-    cores=132,
-)
+LARGE = replace(LARGE_GPU, subgroup_sizes=(8,), cores=132)
 """Subgroups of 8, as software drivers have, keep the interpreter quick."""
 
 SCHEDULES: list[GpuContract] = [

@@ -12,6 +12,7 @@ import pytest
 
 import vkjit as vj
 import vkjit.numpy as jnp
+from tests.targets import LARGE_GPU
 from vkjit.errors import MissingRuleError
 from vkjit.ir.evaluate import evaluate
 from vkjit.lowering.artifact import Launch
@@ -23,25 +24,13 @@ from vkjit.lowering.kernel.walk import all_nodes
 from vkjit.lowering.plan.groups import (
     ArrayInfo,
 )
-from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Target, TargetKind
+from vkjit.lowering.target import MINIMAL_GPU, Target
 from vkjit.lowering.templates.context import TemplateContext
 from vkjit.runtime.reference import ReferenceDevice
 
 Array = np.ndarray[Any, Any]
 
-LARGE = Target(
-    name="large-gpu",
-    kind=TargetKind.GPU,
-    index_type=I32,
-    storage=ALL_SCALARS,
-    arithmetic=ALL_SCALARS,
-    max_workgroup=(1024, 1024, 64),
-    max_invocations=1024,
-    shared_bytes=49152,
-    subgroup_sizes=(32,),
-    subgroup_ops=True,
-    features=frozenset({"subgroup_shuffle"}),
-)
+LARGE = LARGE_GPU
 NARROW = replace(LARGE, name="narrow-gpu", max_grid=(7, 65535, 65535), subgroup_sizes=(8,))
 """Subgroups of 8, as in software drivers, and grids that soon need a second dimension."""
 TARGETS = [LARGE, NARROW, MINIMAL_GPU]
