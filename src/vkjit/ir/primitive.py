@@ -21,7 +21,8 @@ import numpy as np
 
 from vkjit.errors import MissingRuleError
 from vkjit.ir.avals import Aval
-from vkjit.ir.program import Atom, Eqn, Literal
+from vkjit.ir.control import Control
+from vkjit.ir.program import Atom, Eqn, Literal, Program
 from vkjit.lowering.kernel.specs import KernelSpec
 
 Array = np.ndarray[Any, Any]
@@ -80,6 +81,19 @@ class Linear:
 
     def __init__(self, aval: Aval) -> None:
         self.aval = aval
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The equations that replace one whose arguments are linear in part.
+
+    ``known`` give the results that do not depend on the linear arguments, and new variables that
+    ``linear`` read; ``linear`` give the other results. Together they define all its results.
+    """
+
+    known: tuple[Eqn, ...]
+    linear: tuple[Eqn, ...]
 
 
 @final
@@ -157,6 +171,36 @@ class Primitive(ABC):
             producer: the equation that made a variable, or None for parameters and literals.
         """
         return None
+
+    def partial_eval(self, eqn: Eqn, moving: Sequence[bool]) -> Parts | None:
+        """``eqn`` in two parts, or None: all of it is linear in its moving arguments.
+
+        Primitives that run programs in which some results do not move give their parts.
+
+        Args:
+            eqn: an equation of this primitive.
+            moving: which of its arguments depend on tangents; at least one does.
+        """
+        return None
+
+    def control(self) -> Control:
+        """How lowering runs a primitive that has no kernel spec."""
+        raise self.missing("control")
+
+    def programs(self) -> tuple[Program, ...]:
+        """The programs that it runs."""
+        return ()
+
+    def with_programs(self, programs: Sequence[Program]) -> Primitive:
+        """The same primitive with others, of the same parameters and results, in their place."""
+        return self
+
+    def acts(self) -> bool:
+        """Whether it does something besides giving results: then it is kept where nobody reads it.
+
+        So do primitives that call the host, and those that run a program in which one acts.
+        """
+        return any(eqn.prim.acts() for inner in self.programs() for eqn in inner.eqns)
 
     def parameters(self) -> dict[str, object]:
         """Static parameters by name, in order, as the text form prints them."""

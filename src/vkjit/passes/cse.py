@@ -8,15 +8,15 @@ from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 def cse(program: Program) -> Program:
     """Computes equal equations once.
 
-    Equations are equal when region, primitive, parameters and arguments are. Writes are never
-    merged: each happens exactly as often as the program says.
+    Equations are equal when region, primitive, parameters and arguments are. Writes and calls of
+    the host are never merged: each happens exactly as often as the program says.
     """
     known: dict[object, tuple[Var, ...]] = {}
     same: dict[Var, Var] = {}
     eqns: list[Eqn] = []
     for eqn in program.eqns:
         args = tuple([_renamed(a, same) for a in eqn.args])
-        if eqn.prim.traits.effect:
+        if eqn.prim.traits.effect or eqn.prim.acts():
             eqns.append(Eqn(eqn.prim, args, eqn.outs, eqn.source, eqn.region))
             continue
         key = (eqn.region, eqn.prim, *[_key(a) for a in args])

@@ -9,11 +9,12 @@ def dce(program: Program) -> Program:
     """Drops equations whose results nobody reads; parameters stay.
 
     A write is kept by the readers of its result: the value it returns is the only way to see it.
+    What acts, such as a call of the host, is always kept.
     """
     live = {r for r in program.results if isinstance(r, Var)}
     kept: list[Eqn] = []
     for eqn in reversed(program.eqns):
-        if not live.isdisjoint(eqn.outs):
+        if not live.isdisjoint(eqn.outs) or eqn.prim.acts():
             kept.append(eqn)
             live.update([a for a in eqn.args if isinstance(a, Var)])
     return Program(program.params, tuple(reversed(kept)), program.results, program.name)

@@ -48,7 +48,7 @@ def fold(program: Program) -> Program:
 
 def _constant(eqn: Eqn, args: tuple[Atom, ...]) -> Literal | None:
     """The value of a rank-0 equation of literals."""
-    if not args or len(eqn.outs) != 1 or eqn.outs[0].aval.shape != ():
+    if not args or len(eqn.outs) != 1 or eqn.prim.acts() or eqn.outs[0].aval.shape != ():
         return None
     values = [np.asarray(a.value) for a in args if isinstance(a, Literal)]
     if len(values) != len(args):

@@ -6,6 +6,7 @@ that makes its gradient instead of waiting for the step count's power.
 
 from __future__ import annotations
 
+from vkjit.ir.primitive import Kind
 from vkjit.ir.program import Eqn, Program, Var
 
 
@@ -15,7 +16,8 @@ def hoist(program: Program) -> Program:
     first: list[Eqn] = []
     rest: list[Eqn] = []
     for eqn in program.eqns:
-        movable = not eqn.prim.traits.effect and all(v.aval.size == 1 for v in eqn.outs)
+        fixed = eqn.prim.traits.effect or eqn.prim.traits.kind is Kind.CONTROL
+        movable = not fixed and all(v.aval.size == 1 for v in eqn.outs)
         if movable and all(a in ready for a in eqn.args if isinstance(a, Var)):
             ready.update(eqn.outs)
             first.append(eqn)

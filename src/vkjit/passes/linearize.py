@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from vkjit.ir.primitive import Kind
+from vkjit.ir.primitive import Kind, Parts
 from vkjit.ir.program import Eqn, Program, Var
 
 
@@ -37,11 +37,14 @@ def linearize(program: Program, tangents: Sequence[int], outputs: int) -> Linear
     known: list[Eqn] = []
     linear: list[Eqn] = []
     for eqn in program.eqns:
-        if any([a in moving for a in eqn.args if isinstance(a, Var)]):
-            moving.update(eqn.outs)
-            linear.append(eqn)
-        else:
+        flags = [isinstance(a, Var) and a in moving for a in eqn.args]
+        if not any(flags):
             known.append(eqn)
+            continue
+        parts = eqn.prim.partial_eval(eqn, flags) or Parts((), (eqn,))
+        known.extend(parts.known)
+        linear.extend(parts.linear)
+        moving.update([out for part in parts.linear for out in part.outs])
     primal_params = tuple(v for i, v in enumerate(program.params) if i not in set(tangents))
     tangent_params = tuple(program.params[i] for i in tangents)
     read = _read_from_outside(linear, program.results[outputs:], moving)
