@@ -5,7 +5,7 @@ Everything here is plain data that can be printed and checked without a device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, assert_never, final
@@ -216,6 +216,21 @@ def blocks(step: Step) -> tuple[Block, ...]:
             return ()
         case _:
             assert_never(step)
+
+
+Leaf = Launch | Copy | HostCall
+"""A step without steps inside."""
+
+
+def leaves(steps: Sequence[Step]) -> Iterator[Leaf]:
+    """The steps that do something, those inside others too, in the order of the text of a plan."""
+    for step in steps:
+        match step:
+            case Launch() | Copy() | HostCall():
+                yield step
+            case _:
+                for block in blocks(step):
+                    yield from leaves(block.steps)
 
 
 @final

@@ -104,10 +104,15 @@ class DeviceBuffer(ABC):
 @final
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """When a step began, by ``time.perf_counter``, and how long it took, in seconds."""
+    """When a step began, by ``time.perf_counter``, and how long it took, in seconds.
+
+    A step inside a loop has as many ``runs`` as there were turns, shown as one of all their time;
+    in a branch it may have none.
+    """
 
     begin: float
     seconds: float
+    runs: int = 1
 
 
 class Loaded(ABC):
@@ -133,7 +138,9 @@ class Loaded(ABC):
     def timed(
         self, inputs: Sequence[DeviceBuffer], donated: Collection[int] = ()
     ) -> tuple[list[DeviceBuffer], list[StepTime]]:
-        """As :meth:`run`, step by step, with the time of each step of the plan; waits for it.
+        """As :meth:`run`, step by step, with the time of each leaf of the plan; waits for it.
+
+        The times stand in the order of ``leaves(plan.steps)``.
 
         Raises:
             MissingRuleError: the device cannot measure its steps.
