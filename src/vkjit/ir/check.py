@@ -13,7 +13,7 @@ def check(program: Program) -> Program:
     """Returns ``program`` if it is well formed.
 
     Every variable is defined once, before its uses; every equation's results have the avals that
-    its primitive infers, weak types aside.
+    its primitive infers, weak types aside. So it is with the programs that equations run.
 
     Raises:
         InternalError: it is not; the message prints the neighbouring equations.
@@ -24,6 +24,8 @@ def check(program: Program) -> Program:
             raise InternalError("program: a parameter appears twice")
         defined.add(var)
     for position, eqn in enumerate(program.eqns):
+        for inner in eqn.prim.programs():
+            check(inner)
         why = _fault(eqn, defined)
         if why:
             raise InternalError(f"{eqn.prim.name}: {why}\n{_around(program, position)}")

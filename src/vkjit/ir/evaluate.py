@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 
 import numpy as np
 
@@ -21,18 +22,33 @@ def evaluate(program: Program, inputs: Sequence[Array]) -> list[Array]:
     Returns:
         one array for each result.
     """
-    env: dict[Var, Array] = {}
-    for var, value in zip(program.params, inputs, strict=True):
-        env[var] = _checked(np.asarray(value), var, "parameter")
-    uses = _last_uses(program)
-    for position, eqn in enumerate(program.eqns):
-        args = [a.value if isinstance(a, Literal) else env[a] for a in eqn.args]
-        outs = eqn.prim.evaluate_outs(*[np.asarray(a) for a in args])
-        for var, value in zip(eqn.outs, outs, strict=True):
-            env[var] = _checked(np.asarray(value), var, eqn.prim.name)
-        for dead in uses.get(position, ()):
-            del env[dead]
-    return [np.asarray(r.value) if isinstance(r, Literal) else env[r] for r in program.results]
+    return Evaluator(program).run(inputs)
+
+
+@final
+class Evaluator:
+    """A program prepared for being run many times, as the body of a loop is."""
+
+    __slots__ = ("_dead", "program")
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._dead = _last_uses(program)
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """The results for one array for each parameter."""
+        env: dict[Var, Array] = {}
+        for var, value in zip(self.program.params, inputs, strict=True):
+            env[var] = _checked(np.asarray(value), var, "parameter")
+        for position, eqn in enumerate(self.program.eqns):
+            args = [a.value if isinstance(a, Literal) else env[a] for a in eqn.args]
+            outs = eqn.prim.evaluate_outs(*[np.asarray(a) for a in args])
+            for var, value in zip(eqn.outs, outs, strict=True):
+                env[var] = _checked(np.asarray(value), var, eqn.prim.name)
+            for dead in self._dead.get(position, ()):
+                del env[dead]
+        results = self.program.results
+        return [np.asarray(r.value) if isinstance(r, Literal) else env[r] for r in results]
 
 
 def _checked(value: Array, var: Var, what: str) -> Array:

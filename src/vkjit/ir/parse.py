@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, Field, fields
 from enum import Enum
-from typing import final
+from typing import cast, final
 
 import numpy as np
 
@@ -20,8 +20,10 @@ from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 _AVAL = re.compile(r"(\w+)\[([\d,]*)\](\*?)$")
 _HEAD = re.compile(r"([\w.<>]+)\((.*)\) \{$")
 _EQN = re.compile(
-    r"((?:%\d+: \S+?(?:, )?)+) = (\w+)(?:@(\d+))?(?:\[([^\]]*)\])?(?: ((?:%|[-\w]).*))?$"
+    r"(?:((?:%\d+: \S+?(?:, )?)+) = )?(\w+)(?:@(\d+))?(?:\[([^\]]*)\])?(?: ((?:%|[-\w]).*))?$"
 )
+_RETURN = re.compile(r"return\b")
+_INNER = re.compile(r"(\w+)(?:\[(\d+)\])? = ([\w.<>]+\(.*\) \{)$")
 
 
 def parse(source: str, primitives: Iterable[type[Primitive]]) -> Program:
@@ -34,15 +36,37 @@ def parse(source: str, primitives: Iterable[type[Primitive]]) -> Program:
     Raises:
         ArgumentError: a line is not in the text form; the message shows it.
     """
-    reader = _Reader({p.name: p for p in primitives})
     lines = [line.split("  #")[0].strip() for line in source.strip().splitlines()]
+    program, rest = _program(lines, {p.name: p for p in primitives})
+    if rest:
+        raise ArgumentError(f"parse: expected nothing after the program, got {rest[0]!r}")
+    return program
+
+
+def _program(
+    lines: Sequence[str], primitives: dict[str, type[Primitive]]
+) -> tuple[Program, Sequence[str]]:
+    """The program that the lines begin with, and the lines after it."""
+    reader = _Reader(primitives)
     head = _HEAD.match(lines[0])
-    if head is None or lines[-1] != "}":
+    if head is None:
         raise ArgumentError(f"parse: expected 'name(params) {{ ... }}', got {lines[0]!r}")
     params = tuple(reader.define(p) for p in _split(head.group(2)))
-    eqns = tuple(reader.eqn(line) for line in lines[1:-2])
-    results = tuple(reader.atom(r) for r in _split(lines[-2].removeprefix("return").strip()))
-    return Program(params, eqns, results, head.group(1))
+    eqns: list[Eqn] = []
+    rest = lines[1:]
+    while rest and not _RETURN.match(rest[0]):
+        line, rest = rest[0], rest[1:]
+        inner: dict[str, object] = {}
+        while rest and (start := _INNER.match(rest[0])):
+            name, position, first = start.groups()
+            program, rest = _program([first, *rest[1:]], primitives)
+            before = cast("tuple[Program, ...]", inner.get(name, ()))
+            inner[name] = program if position is None else (*before, program)
+        eqns.append(reader.eqn(line, inner))
+    if len(rest) < 2 or rest[1] != "}":
+        raise ArgumentError(f"parse: the program {lines[0]!r} does not end in 'return ...' and '}}'")
+    results = tuple(reader.atom(r) for r in _split(rest[0].removeprefix("return").strip()))
+    return Program(params, tuple(eqns), results, head.group(1)), rest[2:]
 
 
 @final
@@ -70,17 +94,17 @@ class _Reader:
         )
         return Literal(np.asarray(number, found.dtype)[()], found)
 
-    def eqn(self, line: str) -> Eqn:
+    def eqn(self, line: str, inner: dict[str, object]) -> Eqn:
         match = _EQN.match(line)
         if match is None or match.group(2) not in self.primitives:
             raise ArgumentError(f"parse: expected '%n: aval = primitive operands', got {line!r}")
         outs, name, region, inside, args = match.groups()
         prim = self.primitives[name]
-        given = _parameters(inside or "")
+        given = _parameters(inside or "") | inner
         named = {f.name: _field(f, given) for f in fields(prim)}  # type: ignore[arg-type]
         made = prim(**named)
         atoms = tuple(self.atom(a) for a in _split(args or ""))
-        defined = tuple(self.define(o) for o in _split(outs))
+        defined = tuple(self.define(o) for o in _split(outs or ""))
         return Eqn(made, atoms, defined, region=int(region or 0))
 
 

@@ -7,13 +7,27 @@
     }
 
 Variables are numbered by definition; ``exp@1`` is in recomputation region 1. Static parameters
-print as Python literals, dtypes as their short names. ``vkjit.ir.parse`` reads the text back.
+print as Python literals, dtypes as their short names. Programs inside an equation follow it, two
+levels deeper, each a scope of its own:
+
+    program(%0: f32[], %1: f32[5]) {
+      %2: f32[], %3: f32[5] = scan[length=5, constants=0, carries=1, reverse=False] %0, %1
+        body = step(%0: f32[], %1: f32[]) {
+          %2: f32[] = add %0, %1
+          return %2, %2
+        }
+      return %3
+    }
+
+Of several programs each has its position: ``branches[0] = ...``. ``vkjit.ir.parse`` reads the text
+back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
-from typing import cast, final
+from typing import TypeGuard, cast, final
 
 import numpy as np
 
@@ -37,24 +51,58 @@ class Names:
 
 def text(program: Program, *, lines: bool = False) -> str:
     """``program`` as text; with ``lines`` each equation ends in its source line."""
+    return "\n".join(_lines(program, lines=lines))
+
+
+def _lines(program: Program, *, lines: bool) -> Iterator[str]:
     names = Names()
     params = ", ".join(f"{names.of(v)}: {v.aval}" for v in program.params)
-    body = [f"  {eqn_text(e, names, lines=lines)}" for e in program.eqns]
+    yield f"{program.name}({params}) {{"
+    for eqn in program.eqns:
+        yield f"  {eqn_text(eqn, names, lines=lines)}"
+        for label, inner in named_programs(eqn):
+            first, *rest = _lines(inner, lines=lines)
+            yield f"    {label} = {first}"
+            for line in rest:
+                yield f"    {line}"
     results = ", ".join(atom_text(r, names) for r in program.results)
-    return "\n".join([f"{program.name}({params}) {{", *body, f"  return {results}".rstrip(), "}"])
+    yield f"  return {results}".rstrip()
+    yield "}"
+
+
+def named_programs(eqn: Eqn) -> list[tuple[str, Program]]:
+    """The programs that an equation runs, as the text names them: ``body``, ``branches[0]``."""
+    found: list[tuple[str, Program]] = []
+    for name, value in eqn.prim.parameters().items():
+        if isinstance(value, Program):
+            found.append((name, value))
+        elif are_programs(value):
+            found.extend((f"{name}[{i}]", inner) for i, inner in enumerate(value))
+    return found
+
+
+def are_programs(value: object) -> TypeGuard[tuple[Program, ...]]:
+    """Whether a static parameter is a tuple of programs, one at least."""
+    if not isinstance(value, tuple) or not value:
+        return False
+    return all(isinstance(v, Program) for v in cast("tuple[object, ...]", value))
 
 
 def eqn_text(eqn: Eqn, names: Names, *, lines: bool = False) -> str:
-    """One equation."""
+    """One equation, without the programs that it runs."""
     args = ", ".join(atom_text(a, names) for a in eqn.args)
     outs = ", ".join(f"{names.of(v)}: {v.aval}" for v in eqn.outs)
-    line = f"{outs} = {prim_text(eqn)} {args}".rstrip()
-    return f"{line}  # {eqn.source}" if lines and eqn.source else line
+    line = f"{outs} = {prim_text(eqn)} {args}" if outs else f"{prim_text(eqn)} {args}"
+    return f"{line.rstrip()}  # {eqn.source}" if lines and eqn.source else line.rstrip()
 
 
 def prim_text(eqn: Eqn) -> str:
     """The primitive's name, with its static parameters in brackets."""
-    parameters = eqn.prim.parameters()
+    parameters = {
+        k: v
+        for k, v in eqn.prim.parameters().items()
+        if not isinstance(v, Program) and not are_programs(v)
+    }
     name = f"{eqn.prim.name}@{eqn.region}" if eqn.region else eqn.prim.name
     if not parameters:
         return name
