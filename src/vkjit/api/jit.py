@@ -8,80 +8,25 @@ What was compiled before a tuning that changes its kernels is compiled anew.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Any, final
 
-from vkjit import tree, tuning
+from vkjit import tuning
+from vkjit.api.call import Call
+from vkjit.api.executable import Executable
 from vkjit.api.flat import name_of, positions
-from vkjit.api.ref import Ref
 from vkjit.api.staged import Lowered, lower
 from vkjit.device_array import DeviceArray, current_device, device_put
 from vkjit.dtypes import x64_enabled
-from vkjit.errors import ArgumentError, DonatedBufferError, InternalError, StaticArgumentError
+from vkjit.errors import ArgumentError
 from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
 from vkjit.ops.precision import matmul_precision
-from vkjit.runtime.device import Device, Loaded
-from vkjit.runtime.profiling import active
-from vkjit.trace import Traced, aval_of, trace, tracing
+from vkjit.runtime.device import Device
+from vkjit.trace import tracing
 
 Function = Callable[..., Any]
-
-
-@final
-class Executable:
-    """A loaded plan, and what is needed to make arrays of its outputs."""
-
-    __slots__ = (
-        "device",
-        "donated",
-        "loaded",
-        "lowered",
-        "out_avals",
-        "out_tree",
-        "single",
-        "tuned_at",
-    )
-
-    def __init__(
-        self, lowered: Lowered, loaded: Loaded, device: Device, out_tree: tree.TreeDef
-    ) -> None:
-        self.lowered = lowered
-        self.loaded = loaded
-        self.device = device
-        self.out_tree = out_tree
-        self.out_avals = lowered.program.out_avals
-        self.donated = lowered.donated
-        self.single = out_tree == tree.structure(0)
-        self.tuned_at = tuning.version()
-
-    def __call__(self, leaves: Sequence[DeviceArray], refs: Sequence[Ref] = ()) -> Any:
-        """Runs the plan on the leaves of the arguments; the last outputs go to ``refs``."""
-        buffers = [v.buffer for v in leaves]
-        if self.donated:
-            _check_donation(leaves, self.donated)
-        try:
-            measured = active.profile
-            if measured is None:
-                outs = self.loaded.run(buffers, self.donated)
-            else:
-                outs = measured.run(self.loaded, self.lowered.plan, buffers, self.donated)
-        except InternalError:
-            _require_alive(leaves)
-            raise
-        arrays = [DeviceArray(of, b) for of, b in zip(self.out_avals, outs, strict=True)]
-        for ref in reversed(refs):
-            ref.replace(arrays.pop())
-        return arrays[0] if self.single else tree.unflatten(self.out_tree, arrays)
-
-    def is_current(self) -> bool:
-        """Whether the kernels are those that compiling again would choose."""
-        now = tuning.version()
-        choices = self.lowered.compiled.choices
-        if self.tuned_at != now and tuning.is_current(self.device, choices):
-            self.tuned_at = now
-        return self.tuned_at == now
 
 
 @final
@@ -156,12 +101,12 @@ class Jit:
         self._cache.clear()
         self._quick.clear()
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         static = [n for n in self.static_argnums if -len(args) <= n < len(args)]
         where = positions(static, len(args), f"jit of {name_of(self.fn)}") if static else ()
-        return _Call(self, args, kwargs, where)
+        return Call(self.fn, self.static_argnames, args, kwargs, where)
 
-    def _executable(self, call: _Call, device: Device) -> Executable:
+    def _executable(self, call: Call, device: Device) -> Executable:
         key = (call.key, device.name, x64_enabled(), matmul_precision())
         found = self._cache.get(key)
         if found is None or not found.is_current():
@@ -169,7 +114,7 @@ class Jit:
             found = self._cache[key] = self._compile(call, device)
         return found
 
-    def _compile(self, call: _Call, device: Device) -> Executable:
+    def _compile(self, call: Call, device: Device) -> Executable:
         traced, out_tree = call.trace(self.fn)
         choose = tuning.at_compile(device)
         lowered = lower(traced, device.target, call.donated(self.donate_argnums), choose)
@@ -196,68 +141,6 @@ class _Bound:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._jitted(self._instance, *args, **kwargs)
-
-
-@final
-class _Call:
-    """One call taken apart: dynamic leaves, static values, and the key."""
-
-    __slots__ = ("_args", "_kwargs", "_static", "in_tree", "key", "leaves", "refs")
-
-    def __init__(
-        self, jitted: Jit, args: tuple[Any, ...], kwargs: dict[str, Any], static: tuple[int, ...]
-    ) -> None:
-        self._args = args
-        self._static = static
-        names = jitted.static_argnames
-        fixed: object = ()
-        dynamic: tuple[Any, ...] = args
-        self._kwargs = kwargs
-        if static or (names and kwargs):
-            dynamic = tuple(a for i, a in enumerate(args) if i not in static)
-            statics = tuple((i, args[i]) for i in static)
-            named = tuple((n, kwargs[n]) for n in names if n in kwargs)
-            kwargs = {k: v for k, v in kwargs.items() if k not in names}
-            fixed = (statics, named)
-            _require_hashable(jitted.fn, (*statics, *named))
-        leaves, self.in_tree = tree.flatten((dynamic, kwargs))
-        self.refs = {i: v for i, v in enumerate(leaves) if type(v) is Ref}
-        self.leaves = [v.value if type(v) is Ref else v for v in leaves] if self.refs else leaves
-        avals = tuple([_aval(v) for v in self.leaves])
-        self.key = (self.in_tree, avals, _typed(fixed), tuple(self.refs))
-
-    def trace(self, fn: Function) -> tuple[Traced, tree.TreeDef]:
-        """The program of the call, and the structure of its result.
-
-        The contents of the Refs among the arguments are the last results.
-        """
-        out_trees: list[tree.TreeDef] = []
-
-        def flat(*given: Value) -> list[Value]:
-            leaves = [Ref(v) if i in self.refs else v for i, v in enumerate(given)]
-            dynamic, kwargs = tree.unflatten(self.in_tree, leaves)
-            rest = iter(dynamic)
-            args = [a if i in self._static else next(rest) for i, a in enumerate(self._args)]
-            static = {k: v for k, v in self._kwargs.items() if k not in kwargs}
-            out, out_tree = tree.flatten(fn(*args, **static, **kwargs))
-            out_trees.append(out_tree)
-            return [*out, *[leaves[i].value for i in self.refs]]
-
-        return trace(flat, [_aval(v) for v in self.leaves], name_of(fn)), out_trees[0]
-
-    def donated(self, argnums: Iterable[int]) -> tuple[int, ...]:
-        """Positions of the leaves of donated arguments."""
-        chosen = {n % len(self._args) for n in argnums if -len(self._args) <= n < len(self._args)}
-        found: list[int] = []
-        start = 0
-        for i, arg in enumerate(self._args):
-            if i in self._static:
-                continue
-            count = len(tree.leaves(arg))
-            if i in chosen:
-                found.extend(range(start, start + count))
-            start += count
-        return tuple(dict.fromkeys((*found, *self.refs)))
 
 
 def jit(
@@ -323,28 +206,6 @@ def _positional(fn: Function) -> list[str]:
     return [p.name for p in found if p.kind in kinds]
 
 
-def _aval(value: Value) -> Aval:
-    return value.aval if type(value) is DeviceArray else aval_of(value)
-
-
-def _typed(fixed: object) -> object:
-    """Static values with their types: 1, 1.0 and True are equal but not the same value."""
-    if isinstance(fixed, tuple):
-        return tuple(_typed(v) for v in fixed)  # type: ignore[misc]
-    return (type(fixed), fixed)
-
-
-def _require_hashable(fn: Function, statics: Iterable[tuple[int | str, Any]]) -> None:
-    for name, value in statics:
-        try:
-            hash(value)
-        except TypeError as error:
-            raise StaticArgumentError(
-                f"jit of {name_of(fn)}: static argument {name!r} is a {type(value).__name__}, "
-                "which is not hashable; pass a tuple, a frozen dataclass or another hashable value"
-            ) from error
-
-
 def _device_of(leaves: Sequence[Value]) -> Device:
     for v in leaves:
         if type(v) is DeviceArray:
@@ -369,26 +230,3 @@ def _flat_key(args: tuple[Any, ...]) -> object:
             return None
         avals.append(arg.aval)
     return (device, x64_enabled(), matmul_precision(), tuning.version(), *avals)
-
-
-def _require_alive(leaves: Sequence[DeviceArray]) -> None:
-    """Says which argument was donated before, if one was."""
-    for position, leaf in enumerate(leaves):
-        if leaf.buffer.released:
-            raise DonatedBufferError(
-                f"jit: array {position} of the call, {leaf.aval}, was donated to an earlier call; "
-                "use that call's result, or do not donate it (donate_argnums)"
-            )
-
-
-def _check_donation(leaves: Sequence[DeviceArray], donated: Sequence[int]) -> None:
-    """A donated buffer must not be passed anywhere else in the same call."""
-    seen: dict[int, int] = {}
-    for position, leaf in enumerate(leaves):
-        key = id(leaf.buffer)
-        if key in seen and (position in donated or seen[key] in donated):
-            raise DonatedBufferError(
-                f"jit: one array {leaf.aval} is passed twice, once donated; pass a copy, or do "
-                "not donate it"
-            )
-        seen[key] = position
