@@ -64,7 +64,7 @@ def _program(
             inner[name] = program if position is None else (*before, program)
         eqns.append(reader.eqn(line, inner))
     if len(rest) < 2 or rest[1] != "}":
-        raise ArgumentError(f"parse: the program {lines[0]!r} does not end in 'return ...' and '}}'")
+        raise ArgumentError(f"parse: expected 'return ...' and '}}' at the end of {lines[0]!r}")
     results = tuple(reader.atom(r) for r in _split(rest[0].removeprefix("return").strip()))
     return Program(params, tuple(eqns), results, head.group(1)), rest[2:]
 
