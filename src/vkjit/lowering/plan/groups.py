@@ -11,9 +11,12 @@ and full values may use row values freely. Softmax is one such group with two re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import final
 
+from vkjit.ir.program import Var
+from vkjit.ir.control import Branch, Call, Scan, While
 from vkjit.lowering.kernel.specs import KeyRule, Precision, ReduceRule, ScalarFn
 from vkjit.lowering.kernel.types import Number, ScalarType
 from vkjit.lowering.kernel.views import View
@@ -226,6 +229,26 @@ Group = LoopGroup | ContractGroup | ScatterAddGroup | ScanGroup | SortGroup | In
 
 @final
 @dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """A step that runs programs, ``inner``, or calls the host.
+
+    ``operands`` and ``results`` are dense whole arrays, one for each argument and result of the
+    equation; no result is named twice.
+    """
+
+    control: Scan | While | Branch | Call
+    inner: tuple[Partition, ...]
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    origin: tuple[str, ...] = ()
+
+
+Work = Group | ControlGroup
+"""What runs one after another: groups, which become kernels, and what decides how often they do."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Partition:
     """Groups in the order in which they run, and the arrays between them.
 
@@ -236,4 +259,4 @@ class Partition:
     arrays: tuple[ArrayInfo, ...]
     inputs: int
     results: tuple[int, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[Work, ...]

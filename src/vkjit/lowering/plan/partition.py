@@ -58,6 +58,7 @@ from vkjit.lowering.plan.contraction import contraction
 from vkjit.lowering.plan.finish import finished
 from vkjit.lowering.plan.groups import IOTA, Partition
 from vkjit.lowering.plan.lines import Inside, inverse, scan, scatter_add, sort
+from vkjit.lowering.plan.nested import control
 from vkjit.lowering.plan.workspace import Workspace
 
 _MAX_WEIGHT = 40
@@ -105,10 +106,12 @@ class _Partitioner:
     def equation(self, eqn: Eqn) -> None:
         """Binds the result of one equation."""
         prim = eqn.prim
-        if not isinstance(prim, Op):
-            raise InternalError(f"{prim.name}: has several results and no kernel; expand it first")
-        out = eqn.outs[0]
         self.space.origin = f"{prim.name} at {eqn.source}" if eqn.source else prim.name
+        if not isinstance(prim, Op):
+            made = control(self.space, eqn, [self.bound(a) for a in eqn.args], partition)
+            self.env.update(zip(eqn.outs, made, strict=True))
+            return
+        out = eqn.outs[0]
         spec = prim.kernel_spec([a.aval for a in eqn.args], out.aval)
         operands = [self.space.in_region(self.bound(a), eqn.region) for a in eqn.args]
         where = self.space.origin
@@ -419,7 +422,8 @@ class _Partitioner:
         for atom in self.program.results:
             results.append(self.result_array(self.bound(atom), inputs, results))
         groups = [g for w in self.space.ordered() for g in finished(w, self.space.new_array)]
-        return Partition(tuple(self.space.arrays), inputs, tuple(results), tuple(groups))
+        stored = {v: b.placed.array for v, b in self.env.items() if b.placed is not None}
+        return Partition(tuple(self.space.arrays), inputs, tuple(results), tuple(groups), stored)
 
     def result_array(self, bound: Bound, inputs: int, taken: Sequence[int]) -> int:
         """A dense array of its own for one result."""
