@@ -24,7 +24,7 @@ def table(rows: Sequence[Row], calls: Sequence[CallCost]) -> str:
     """The most expensive rows with their rates, and how many were left out."""
     total = sum(row.seconds for row in rows)
     devices = ", ".join(dict.fromkeys(call.device for call in calls)) or "no device"
-    launches = sum(len(call.steps) for call in calls)
+    launches = sum(step.runs for call in calls for step in call.steps)
     barriers = sum(call.barriers for call in calls)
     lines = [
         f"profile: {len(calls)} calls on {devices}, {launches} launches, {barriers} barriers, "
@@ -42,7 +42,7 @@ def _line(row: Row, total: float) -> str:
     share = row.seconds / total if total else 0.0
     rate = row.flop_rate
     flops = f"{rate * 1e-9:9.1f}" if rate is not None else f"{'-':>9}"
-    each = row.seconds / row.runs * 1e6
+    each = row.seconds / max(row.runs, 1) * 1e6  # a branch may not have been taken
     return (
         f"{row.seconds * 1e3:10.3f} {share:6.1%} {row.runs:6} {each:9.1f} "
         f"{row.byte_rate * 1e-9:8.1f} {flops}  {row.kernel} {list(row.grid)}  {_origin(row.origin)}"
@@ -107,6 +107,7 @@ def _step_event(step: StepCost, plan: str, process: int, start: float) -> dict[s
         "plan": plan,
         "operations": list(step.origin),
         "grid": list(step.grid),
+        "runs": step.runs,
         "bytes": step.nbytes,
     }
     if step.seconds:

@@ -12,23 +12,24 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import final
+from typing import assert_never, final
 
 from vkjit.errors import ArgumentError
-from vkjit.lowering.artifact import Launch, Plan, Step
+from vkjit.lowering.artifact import Copy, HostCall, Launch, Leaf, Plan, leaves
 from vkjit.lowering.kernel.cost import flops
-from vkjit.runtime.device import DeviceBuffer, Loaded
+from vkjit.runtime.device import DeviceBuffer, Loaded, StepTime
 from vkjit.runtime.profile_text import save_trace, table
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One step of one call.
+    """All ``runs`` of one step in one call; a step in a loop runs once in each turn.
 
     ``begin`` is by ``time.perf_counter``, in seconds; ``nbytes`` the size of the arguments, each
     read or written at least in part; ``flops`` the floating-point operations that were executed, if
-    they can be counted. ``kernel`` is "copy" for copies.
+    they can be counted; all are summed over the runs. ``kernel`` is "copy" for copies, "host" for
+    calls of functions on the host.
     """
 
     kernel: str
@@ -38,6 +39,7 @@ class StepCost:
     seconds: float
     nbytes: int
     flops: float | None
+    runs: int = 1
 
 
 @final
@@ -120,35 +122,38 @@ class Profile:
         begin = time.perf_counter()
         outputs, times = loaded.timed(inputs, donated)
         seconds = time.perf_counter() - begin
-        steps = tuple(
-            _cost(step, operations, when.begin, when.seconds)
-            for step, operations, when in zip(
-                plan.steps, self._operations_of(plan), times, strict=True
-            )
-        )
+        found = tuple(leaves(plan.steps))
+        operations = self._operations_of(plan, found)
+        steps = tuple(map(_cost, found, operations, times))
         device = outputs[0].device.name if outputs else ""
         barriers = len(plan.barriers)
         self.calls.append(CallCost(plan.name, device, begin, seconds, barriers, steps))
         return outputs
 
-    def _operations_of(self, plan: Plan) -> list[float | None]:
-        """Floating-point operations of each step; counted once per plan and kernel."""
+    def _operations_of(self, plan: Plan, steps: Sequence[Leaf]) -> list[float | None]:
+        """Floating-point operations of one run of each step; counted once per plan and kernel."""
         known = self._operations.get(id(plan))
         if known is None:
-            launches = [step for step in plan.steps if isinstance(step, Launch)]
-            kernels = {id(step.kernel): step.kernel for step in launches}
+            kernels = {id(step.kernel): step.kernel for step in steps if isinstance(step, Launch)}
             counted = {key: flops(kernel) for key, kernel in kernels.items()}
-            found = [counted[id(s.kernel)] if isinstance(s, Launch) else None for s in plan.steps]
+            found = [counted[id(s.kernel)] if isinstance(s, Launch) else None for s in steps]
             known = self._operations[id(plan)] = (plan, found)  # the plan is kept: ids stay its own
         return known[1]
 
 
-def _cost(step: Step, operations: float | None, begin: float, seconds: float) -> StepCost:
-    if not isinstance(step, Launch):
-        return StepCost("copy", (), (), begin, seconds, 2 * step.source.size, None)
-    nbytes = sum(place.size for place in step.arguments)
-    kernel = step.kernel
-    return StepCost(kernel.name, step.origin, kernel.grid, begin, seconds, nbytes, operations)
+def _cost(step: Leaf, operations: float | None, when: StepTime) -> StepCost:
+    match step:
+        case Launch(kernel, arguments, origin):
+            name, grid, nbytes = kernel.name, kernel.grid, sum(place.size for place in arguments)
+        case Copy(source):
+            name, origin, grid, nbytes = "copy", (), (), 2 * source.size
+        case HostCall(_, arguments, _, origin):
+            name, grid, nbytes = "host", (), sum(place.size for place in arguments)
+        case _:
+            assert_never(step)
+    runs = when.runs
+    total = None if operations is None else operations * runs
+    return StepCost(name, origin, grid, when.begin, when.seconds, nbytes * runs, total, runs)
 
 
 def _row(steps: Sequence[StepCost]) -> Row:
@@ -156,7 +161,8 @@ def _row(steps: Sequence[StepCost]) -> Row:
     operations = None if first.flops is None else sum(step.flops or 0.0 for step in steps)
     seconds = sum(step.seconds for step in steps)
     nbytes = sum(step.nbytes for step in steps)
-    return Row(first.kernel, first.origin, first.grid, len(steps), seconds, nbytes, operations)
+    runs = sum(step.runs for step in steps)
+    return Row(first.kernel, first.origin, first.grid, runs, seconds, nbytes, operations)
 
 
 def _seconds(row: Row) -> float:

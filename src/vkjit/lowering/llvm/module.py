@@ -1,20 +1,22 @@
 """A whole plan as one LLVM module: its distinct kernels, and its steps as constant tables.
 
-The module exports ``run(ptr bases)``, where ``bases`` holds the address of every planned buffer,
-and ``profile(ptr bases, ptr nanoseconds)``, which also writes the duration of each step. Both hand
-the tables to ``vkjit_execute`` of the runtime, which runs the steps in order and lets each finish
-before the next starts; so barriers need no code.
+The module exports ``run(ptr bases)``, where ``bases`` holds the address of every planned buffer
+and, in plans that call the host, that of the callback; and ``profile(ptr bases, ptr times)``, which
+also adds nanoseconds and a run to the pair that ``times`` has for each row. Both hand the tables
+(``vkjit.lowering.llvm.rows``) to ``vkjit_execute`` of the runtime, which runs the steps in order
+and lets each finish before the next starts; so barriers need no code.
 """
 
 from __future__ import annotations
 
-from typing import assert_never, final
+from typing import final
 
 from vkjit.errors import InternalError
-from vkjit.lowering.artifact import Copy, Launch, Plan, Range, Role
+from vkjit.lowering.artifact import Launch, Plan, Range, Role
 from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.kernel.types import Access
 from vkjit.lowering.llvm.emit import DOMAIN, EMPTY, kernel_text, scope_number
+from vkjit.lowering.llvm.rows import Row, Rows
 from vkjit.lowering.llvm.spelling import LIBM_SYMBOLS
 from vkjit.lowering.llvm.writer import Declarations
 from vkjit.lowering.target import Target, TargetKind
@@ -55,36 +57,26 @@ class _Module:
         self._named: dict[str, str] = {}  # text of a kernel called @k, to its name
         self._functions: list[str] = []
         self._slots = 0
-        self._steps: list[str] = []
-        self._ranges: list[str] = []
 
     def text(self) -> str:
         """The module."""
-        widest = 1
-        for step in self._plan.steps:
-            match step:
-                case Launch():
-                    widest = max(widest, len(step.arguments))
-                    self._launch(step)
-                case Copy():
-                    self._row("null", step.target.size, (step.source, step.target))
-                case _:
-                    assert_never(step)
+        rows = Rows(self._plan, self._launch)
         return "\n".join(
             (
-                *self._tables(),
+                *_tables(rows),
                 "@vkjit.zero = private constant [64 x i8] zeroinitializer, align 64",
-                "declare void @vkjit_execute(ptr, i64, ptr, i64, ptr, ptr)",
+                "declare void @vkjit_execute(ptr, i64, ptr, i64, ptr, i64, ptr, ptr)",
                 *self._declarations.lines(),
                 *self._functions,
-                *self._entries(widest),
+                *_entries(rows),
                 f'attributes #0 = {{ nounwind "prefer-vector-width"="{self._vector_bits}" }}',
                 *_scopes(self._slots),
                 "",
             )
         )
 
-    def _launch(self, step: Launch) -> None:
+    def _launch(self, step: Launch) -> str:
+        """The function of a launch."""
         kernel = step.kernel
         for buffer, given in zip(kernel.buffers, step.arguments, strict=True):
             if buffer.length * buffer.elem.bytes > given.size:
@@ -92,9 +84,7 @@ class _Module:
                     f"llvm: kernel {kernel.name} declares {buffer.name} with {buffer.length} "
                     f"{buffer.elem}, but gets {given.size} bytes"
                 )
-        name = self._function(kernel, self._exposed(step))
-        x, y, z = kernel.grid
-        self._row(f"@{name}", x * y * z, step.arguments)
+        return "@" + self._function(kernel, self._exposed(step))
 
     def _function(self, kernel: Kernel, exposed: frozenset[int]) -> str:
         """The name of the function of ``kernel``, which kernels of equal text share."""
@@ -136,32 +126,40 @@ class _Module:
             return ("input", buffer.donated)
         return index
 
-    def _row(self, function: str, tasks: int, ranges: tuple[Range, ...]) -> None:
-        first = len(self._ranges)
-        self._steps.append(
-            f"{{ ptr, i64, i64, i64 }} {{ ptr {function}, i64 {tasks}, i64 {first}, "
-            f"i64 {len(ranges)} }}"
-        )
-        self._ranges.extend(f"[2 x i64] [i64 {r.buffer}, i64 {r.offset}]" for r in ranges)
 
-    def _tables(self) -> tuple[str, str]:
-        steps, ranges = ", ".join(self._steps), ", ".join(self._ranges)
-        return (
-            f"@vkjit.steps = private constant [{len(self._steps)} x {{ ptr, i64, i64, i64 }}] "
-            f"[{steps}]",
-            f"@vkjit.ranges = private constant [{len(self._ranges)} x [2 x i64]] [{ranges}]",
-        )
+def _tables(rows: Rows) -> list[str]:
+    """The constants that ``vkjit_execute`` reads."""
+    return [
+        _table("rows", "{ ptr, i64, i64, i64 }", [_row(row) for row in rows.rows]),
+        _table("entries", "[2 x i64]", [f"[i64 {a}, i64 {b}]" for a, b in rows.entries]),
+        _table(
+            "cursors", "[3 x i64]", [f"[i64 {a}, i64 {b}, i64 {c}]" for a, b, c in rows.cursors]
+        ),
+    ]
 
-    def _entries(self, widest: int) -> tuple[str, str]:
-        tables = (
-            f"ptr @vkjit.steps, i64 {len(self._steps)}, ptr @vkjit.ranges, i64 {widest}, ptr %bases"
-        )
-        return (
-            "define void @run(ptr %bases) {\n"
-            f"  call void @vkjit_execute({tables}, ptr null)\n  ret void\n}}",
-            "define void @profile(ptr %bases, ptr %nanoseconds) {\n"
-            f"  call void @vkjit_execute({tables}, ptr %nanoseconds)\n  ret void\n}}",
-        )
+
+def _table(name: str, of: str, elements: list[str]) -> str:
+    listed = ", ".join(f"{of} {text}" for text in elements)
+    return f"@vkjit.{name} = private constant [{len(elements)} x {of}] [{listed}]"
+
+
+def _row(row: Row) -> str:
+    code = row.code if isinstance(row.code, str) else f"inttoptr (i64 {int(row.code)} to ptr)"
+    return f"{{ ptr {code}, i64 {row.n}, i64 {row.first}, i64 {row.used} }}"
+
+
+def _entries(rows: Rows) -> tuple[str, str]:
+    """The exported functions."""
+    tables = (
+        f"ptr @vkjit.rows, i64 {len(rows.rows)}, ptr @vkjit.entries, i64 {rows.slots}, "
+        f"ptr @vkjit.cursors, i64 {len(rows.cursors)}, ptr %bases"
+    )
+    return (
+        "define void @run(ptr %bases) {\n"
+        f"  call void @vkjit_execute({tables}, ptr null)\n  ret void\n}}",
+        "define void @profile(ptr %bases, ptr %times) {\n"
+        f"  call void @vkjit_execute({tables}, ptr %times)\n  ret void\n}}",
+    )
 
 
 def _scopes(slots: int) -> list[str]:

@@ -15,13 +15,15 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from vkjit.errors import ArgumentError, DeviceError, InternalError
-from vkjit.lowering.artifact import Plan, Role
+from vkjit.lowering.artifact import HostCall, Launch, Plan, Role, leaves
 from vkjit.lowering.llvm.module import EXPORTS, LIBRARY_SYMBOLS, emit
+from vkjit.lowering.llvm.rows import Rows
 from vkjit.runtime.cache import cache_key, open_cache
 from vkjit.runtime.cpu import host as hosts
 from vkjit.runtime.cpu import native
 from vkjit.runtime.cpu import pool as pools
 from vkjit.runtime.cpu.buffer import SMALL, CpuBuffer
+from vkjit.runtime.cpu.calls import HostCalls
 from vkjit.runtime.cpu.memory import MemoryPool, class_bytes, pool_limit
 from vkjit.runtime.device import (
     Device,
@@ -176,6 +178,7 @@ class CpuLoaded(Loaded):
 
     __slots__ = (
         "_arena",
+        "_calls",
         "_constant_addresses",
         "_constants",
         "_device",
@@ -185,9 +188,9 @@ class CpuLoaded(Loaded):
         "_order",
         "_outputs",
         "_pack",
+        "_plan",
         "_profile",
         "_run",
-        "_steps",
         "_taken",
     )
 
@@ -199,7 +202,7 @@ class CpuLoaded(Loaded):
         self._memory = device.memory
         self._constants = constants  # keeps the memory
         self._constant_addresses = [constant.address for constant in constants]
-        self._steps = len(plan.steps)
+        self._plan = plan
         self._inputs = len(indices(plan, Role.INPUT))
         outputs = [plan.buffers[i] for i in indices(plan, Role.OUTPUT)]
         self._outputs = [(b.size, class_bytes(b.size), b.donated) for b in outputs]
@@ -214,7 +217,10 @@ class CpuLoaded(Loaded):
         given = [i for role in Role for i in indices(plan, role)]
         self._order = _reordering([given.index(i) for i in range(len(given))])
         self._pack: Callable[..., bytes] = struct.Struct(f"{len(given)}Q").pack
-        self._run: Callable[[bytes], None] = _RUN(library.address("run"))
+        calls = [step for step in leaves(plan.steps) if isinstance(step, HostCall)]
+        self._calls = HostCalls(calls) if calls else None
+        run: Callable[[bytes], None] = _RUN(library.address("run"))
+        self._run = self._calls.around(run) if self._calls else run
         self._profile: Callable[[bytes, int], None] = _PROFILE(library.address("profile"))
 
     def run(
@@ -226,19 +232,22 @@ class CpuLoaded(Loaded):
     def timed(
         self, inputs: Sequence[DeviceBuffer], donated: Collection[int] = ()
     ) -> tuple[list[DeviceBuffer], list[StepTime]]:
-        """As ``run``, with the time of each step of the plan."""
-        durations = np.zeros(self._steps, np.int64)  # nanoseconds
-        address = durations.ctypes.data
+        """As ``run``, with the time of each leaf of the plan."""
+        rows = Rows(self._plan, _function_name).rows
+        spent = np.zeros((len(rows), 2), np.int64)  # nanoseconds and runs of each row
+        address = spent.ctypes.data
 
         def measured(bases: bytes) -> None:
             self._profile(bases, address)
 
         begin = time.perf_counter()
-        outputs = self._call(inputs, donated, measured)
+        run = self._calls.around(measured) if self._calls else measured
+        outputs = self._call(inputs, donated, run)
         times: list[StepTime] = []
-        for nanoseconds in durations.tolist():
-            times.append(StepTime(begin, nanoseconds * 1e-9))
-            begin += nanoseconds * 1e-9
+        for row, (nanoseconds, runs) in zip(rows, spent.tolist(), strict=True):
+            if row.is_leaf:
+                times.append(StepTime(begin, nanoseconds * 1e-9, runs))
+                begin += nanoseconds * 1e-9
         return outputs, times
 
     def _call(
@@ -267,9 +276,11 @@ class CpuLoaded(Loaded):
         if arena:
             addresses.append(memory.take(arena))
         bases = addresses if self._order is None else self._order(addresses)
-        function(self._pack(*bases))
-        if arena:
-            memory.give(addresses[-1], arena)
+        try:
+            function(self._pack(*bases))
+        finally:
+            if arena:
+                memory.give(addresses[-1], arena)
         for position in donated:
             if position not in self._taken:
                 inputs[position].release()
@@ -290,6 +301,12 @@ class CpuLoaded(Loaded):
         kept = {id(buffer) for i, buffer in enumerate(inputs) if i not in chosen}
         if len(given_up) < len(chosen) or not kept.isdisjoint(given_up):
             raise InternalError("cpu: a donated buffer is given at two positions")
+
+
+def _function_name(step: Launch) -> str:
+    """A name that is not read."""
+    del step
+    return "@k"
 
 
 def _own(buffer: DeviceBuffer) -> CpuBuffer:

@@ -1,4 +1,4 @@
-"""The native half of the CPU runtime, as LLVM text: thread pool, step loop, scratch memory.
+"""The native half of the CPU runtime, as LLVM text: thread pool and scratch memory.
 
 One job runs at a time: ``n`` tasks of one function. ``@claim`` holds ``n << 32 | next``; whoever
 wants work, the caller too, claims a few tasks by compare-and-swap. ``@done`` counts finished tasks,
@@ -15,6 +15,8 @@ from __future__ import annotations
 import os
 import sys
 from string import Template
+
+from vkjit.runtime.cpu import steps
 
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 _PAUSE = {
@@ -72,10 +74,8 @@ declare ptr @pthread_getspecific(i32)
 declare i32 @pthread_setspecific(i32, ptr)
 declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
-declare i32 @clock_gettime(i32, ptr)
 declare ptr @aligned_alloc(i64, i64)
 declare void @free(ptr)
-declare ptr @memcpy(ptr, ptr, i64)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare void @llvm.trap()
 $declare_pause
@@ -317,109 +317,6 @@ exit:
   ret void
 }
 declare i64 @llvm.umin.i64(i64, i64)
-
-; One part of a large copy: table = { source, target, bytes }.
-define internal void @copy_part(ptr %table, i64 %begin, i64 %end) {
-  %source = load ptr, ptr %table
-  %target.at = getelementptr ptr, ptr %table, i64 1
-  %target = load ptr, ptr %target.at
-  %size.at = getelementptr i64, ptr %table, i64 2
-  %size = load i64, ptr %size.at
-  %first = shl i64 %begin, 18
-  %after = shl i64 %end, 18
-  %last = call i64 @llvm.umin.i64(i64 %after, i64 %size)
-  %bytes = sub i64 %last, %first
-  %from = getelementptr i8, ptr %source, i64 %first
-  %to = getelementptr i8, ptr %target, i64 %first
-  %r = call ptr @memcpy(ptr %to, ptr %from, i64 %bytes)
-  ret void
-}
-
-define internal i64 @now() {
-  %time = alloca { i64, i64 }
-  %r = call i32 @clock_gettime(i32 1, ptr %time)
-  %seconds = load i64, ptr %time
-  %nano.at = getelementptr i64, ptr %time, i64 1
-  %nano = load i64, ptr %nano.at
-  %scaled = mul i64 %seconds, 1000000000
-  %sum = add i64 %scaled, %nano
-  ret i64 %sum
-}
-
-; Runs steps { function or null, tasks or bytes, first range, ranges } in order. A range is
-; { buffer, offset }; a step without function copies from its first range to its second. Writes the
-; nanoseconds of each step to %times unless that is null.
-define void @vkjit_execute(ptr %steps, i64 %count, ptr %ranges, i64 %width,
-                           ptr %bases, ptr %times) {
-entry:
-  %slots = add i64 %width, 3
-  %table = alloca ptr, i64 %slots, align 16
-  %timed = icmp ne ptr %times, null
-  br label %step
-step:
-  %i = phi i64 [ 0, %entry ], [ %i.next, %stepped ]
-  %more = icmp ult i64 %i, %count
-  br i1 %more, label %read, label %exit
-read:
-  %row = getelementptr { ptr, i64, i64, i64 }, ptr %steps, i64 %i
-  %function = load ptr, ptr %row
-  %tasks.at = getelementptr i64, ptr %row, i64 1
-  %tasks = load i64, ptr %tasks.at
-  %first.at = getelementptr i64, ptr %row, i64 2
-  %first = load i64, ptr %first.at
-  %used.at = getelementptr i64, ptr %row, i64 3
-  %used = load i64, ptr %used.at
-  br label %argument
-argument:
-  %k = phi i64 [ 0, %read ], [ %k.next, %fill ]
-  %wants = icmp ult i64 %k, %used
-  br i1 %wants, label %fill, label %filled
-fill:
-  %r = add i64 %first, %k
-  %range = getelementptr [2 x i64], ptr %ranges, i64 %r
-  %buffer = load i64, ptr %range
-  %offset.at = getelementptr i64, ptr %range, i64 1
-  %offset = load i64, ptr %offset.at
-  %base.at = getelementptr ptr, ptr %bases, i64 %buffer
-  %base = load ptr, ptr %base.at
-  %pointer = getelementptr i8, ptr %base, i64 %offset
-  %slot = getelementptr ptr, ptr %table, i64 %k
-  store ptr %pointer, ptr %slot
-  %k.next = add i64 %k, 1
-  br label %argument
-filled:
-  br i1 %timed, label %clock, label %choose
-clock:
-  %began = call i64 @now()
-  br label %choose
-choose:
-  %since = phi i64 [ 0, %filled ], [ %began, %clock ]
-  %copies = icmp eq ptr %function, null
-  br i1 %copies, label %copy, label %launch
-launch:
-  call void @vkjit_par_for(ptr %function, ptr %table, i64 %tasks)
-  br label %ran
-copy:
-  %size.at = getelementptr i64, ptr %table, i64 2
-  store i64 %tasks, ptr %size.at
-  %padded = add i64 %tasks, 262143
-  %parts = lshr i64 %padded, 18
-  call void @vkjit_par_for(ptr @copy_part, ptr %table, i64 %parts)
-  br label %ran
-ran:
-  br i1 %timed, label %note, label %stepped
-note:
-  %ended = call i64 @now()
-  %spent = sub i64 %ended, %since
-  %time.at = getelementptr i64, ptr %times, i64 %i
-  store i64 %spent, ptr %time.at
-  br label %stepped
-stepped:
-  %i.next = add i64 %i, 1
-  br label %step
-exit:
-  ret void
-}
 """)
 
 
@@ -429,13 +326,14 @@ def can_run_threads() -> bool:
 
 
 def native_text() -> str:
-    """The LLVM text of the native runtime for this processor."""
+    """The LLVM text of the native runtime for this processor, with its step loop."""
     machine = os.uname().machine
     declare, pause = _PAUSE.get(machine, ("", ""))
-    return _TEXT.substitute(
+    pool = _TEXT.substitute(
         declare_pause=declare,
         pause=pause,
         futex=_FUTEX.get(machine, -1),
         spins=_SPINS,
         caller_spins=_CALLER_SPINS,
     )
+    return pool + steps.TEXT
