@@ -253,10 +253,14 @@ class Partition:
     """Groups in the order in which they run, and the arrays between them.
 
     Arrays 0 ... ``inputs`` - 1 are the program's parameters; ``results`` names the array of each
-    result, dense and whole, no array twice and no parameter among them.
+    result, dense and whole, no array twice and no parameter among them. ``stored`` names the array
+    of each variable that lies in memory, be it as a view, ``made`` the group inside which a
+    variable is computed; what is in neither is computed by its readers.
     """
 
     arrays: tuple[ArrayInfo, ...]
     inputs: int
     results: tuple[int, ...]
     groups: tuple[Work, ...]
+    stored: Mapping[Var, int] = field(default_factory=dict[Var, int], compare=False)
+    made: Mapping[Var, int] = field(default_factory=dict[Var, int], compare=False)

@@ -56,7 +56,7 @@ from vkjit.lowering.plan.cluster import (
 )
 from vkjit.lowering.plan.contraction import contraction
 from vkjit.lowering.plan.finish import finished
-from vkjit.lowering.plan.groups import IOTA, Partition
+from vkjit.lowering.plan.groups import IOTA, Partition, Work
 from vkjit.lowering.plan.lines import Inside, inverse, scan, scatter_add, sort
 from vkjit.lowering.plan.nested import control
 from vkjit.lowering.plan.workspace import Workspace
@@ -421,9 +421,16 @@ class _Partitioner:
         self.space.origin = "result"
         for atom in self.program.results:
             results.append(self.result_array(self.bound(atom), inputs, results))
-        groups = [g for w in self.space.ordered() for g in finished(w, self.space.new_array)]
+        groups: list[Work] = []
+        first: dict[int, int] = {}
+        for work in self.space.ordered():
+            first[id(work)] = len(groups)
+            groups.extend(finished(work, self.space.new_array))
         stored = {v: b.placed.array for v, b in self.env.items() if b.placed is not None}
-        return Partition(tuple(self.space.arrays), inputs, tuple(results), tuple(groups), stored)
+        made = {v: first[id(b.lazy.cluster)] for v, b in self.env.items() if b.lazy is not None}
+        return Partition(
+            tuple(self.space.arrays), inputs, tuple(results), tuple(groups), stored, made
+        )
 
     def result_array(self, bound: Bound, inputs: int, taken: Sequence[int]) -> int:
         """A dense array of its own for one result."""
