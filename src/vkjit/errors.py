@@ -25,11 +25,11 @@ class CallError(UserError):
     """A fault of one call; the message ends with the user's line, unless it names one already."""
 
     def __init__(self, message: str) -> None:
-        where = None if "\n  at " in message else _user_line()
+        where = None if "\n  at " in message else user_line()
         super().__init__(f"{message}\n  at {where}" if where else message)
 
 
-def _user_line() -> str | None:
+def user_line() -> str | None:
     """The innermost line outside this package."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  inspect's is ten times slower
     while frame is not None:
@@ -96,6 +96,10 @@ class InternalError(VkjitError, AssertionError):
 
 class DeviceError(VkjitError, RuntimeError):
     """A device or its driver failed."""
+
+
+class RecompileWarning(UserWarning):
+    """A function is compiled over and over; the message says what keeps changing."""
 
 
 class EmulationWarning(UserWarning):

@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 class Call:
     """One call taken apart: dynamic leaves, static values, and the key."""
 
-    __slots__ = ("_args", "_kwargs", "_static", "in_tree", "key", "leaves", "refs")
+    __slots__ = ("_args", "_fixed", "_kwargs", "_static", "in_tree", "key", "leaves", "refs")
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Call:
     ) -> None:
         self._args = args
         self._static = static
-        fixed: object = ()
+        fixed: tuple[tuple[tuple[int | str, Any], ...], ...] = ()
         dynamic: tuple[Any, ...] = args
         self._kwargs = kwargs
         if static or (names and kwargs):
@@ -43,6 +43,7 @@ class Call:
             kwargs = {k: v for k, v in kwargs.items() if k not in names}
             fixed = (statics, named)
             _require_hashable(fn, (*statics, *named))
+        self._fixed = fixed
         leaves, self.in_tree = tree.flatten((dynamic, kwargs))
         self.refs = {i: v for i, v in enumerate(leaves) if type(v) is Ref}
         self.leaves = [v.value if type(v) is Ref else v for v in leaves] if self.refs else leaves
@@ -68,6 +69,26 @@ class Call:
 
         return trace(flat, [_aval(v) for v in self.leaves], name_of(fn)), out_trees[0]
 
+    def facts(self, names: Sequence[str]) -> dict[str, str]:
+        """What a version is compiled for, by name; ``names`` are those of the parameters."""
+
+        def name(position: int | str) -> str:
+            if isinstance(position, int) and position < len(names):
+                return names[position]
+            return str(position)
+
+        found = {f"static {name(n)}": _shown(v) for part in self._fixed for n, v in part}
+        dynamic = [i for i in range(len(self._args)) if i not in self._static]
+        positional, named = tree.unflatten(self.in_tree, self.leaves)
+        found["structure"] = str(self.in_tree)
+        for number, value in zip(dynamic, positional, strict=True):
+            for path, leaf in tree.leaves_with_path(value):
+                found[f"argument {name(number)}{tree.keystr(path)}"] = str(_aval(leaf))
+        for key, value in named.items():
+            for path, leaf in tree.leaves_with_path(value):
+                found[f"argument {key}{tree.keystr(path)}"] = str(_aval(leaf))
+        return found
+
     def donated(self, argnums: Iterable[int]) -> tuple[int, ...]:
         """Positions of the leaves of donated arguments."""
         chosen = {n % len(self._args) for n in argnums if -len(self._args) <= n < len(self._args)}
@@ -81,6 +102,15 @@ class Call:
                 found.extend(range(start, start + count))
             start += count
         return tuple(dict.fromkeys((*found, *self.refs)))
+
+
+_LONGEST = 80
+"""Characters of a static value in a message."""
+
+
+def _shown(value: object) -> str:
+    text = f"{type(value).__name__} {value!r}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... (hash {hash(value)})"
 
 
 def _aval(value: Value) -> Aval:

@@ -8,7 +8,7 @@ from typing import Any, final
 from vkjit import tree, tuning
 from vkjit.api.ref import Ref
 from vkjit.api.staged import Lowered
-from vkjit.device_array import DeviceArray
+from vkjit.device_array import DeviceArray, device_put
 from vkjit.errors import DonatedBufferError, InternalError
 from vkjit.runtime.device import Device, Loaded
 from vkjit.runtime.profiling import active
@@ -40,6 +40,14 @@ class Executable:
         self.donated = lowered.donated
         self.single = out_tree == tree.structure(0)
         self.tuned_at = tuning.version()
+
+    @classmethod
+    def load(cls, lowered: Lowered, device: Device, out_tree: tree.TreeDef) -> Executable:
+        """Uploads and packs the constants of a plan and loads its code."""
+        constants = [device_put(v, device.name).buffer for v in lowered.constants]
+        setup = lowered.compiled.setup
+        packed = [] if setup is None else device.load(setup).run(constants)
+        return cls(lowered, device.load(lowered.plan, [*constants, *packed]), device, out_tree)
 
     def __call__(self, leaves: Sequence[DeviceArray], refs: Sequence[Ref] = ()) -> Any:
         """Runs the plan on the leaves of the arguments; the last outputs go to ``refs``."""

@@ -8,15 +8,18 @@ What was compiled before a tuning that changes its kernels is compiled anew.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Any, final
 
-from vkjit import tuning
+from vkjit import tree, tuning
 from vkjit.api.call import Call
 from vkjit.api.executable import Executable
 from vkjit.api.flat import name_of, positions
+from vkjit.api.misses import Miss, Misses
 from vkjit.api.staged import Lowered, lower
+from vkjit.api.stages import CompiledCall, TracedCall
 from vkjit.device_array import DeviceArray, current_device, device_put
 from vkjit.dtypes import x64_enabled
 from vkjit.errors import ArgumentError
@@ -24,7 +27,7 @@ from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
 from vkjit.ops.precision import matmul_precision
 from vkjit.runtime.device import Device
-from vkjit.trace import tracing
+from vkjit.trace import Traced, tracing
 
 Function = Callable[..., Any]
 
@@ -33,8 +36,9 @@ Function = Callable[..., Any]
 class Jit:
     """A jitted function; call it like the function itself.
 
-    ``lower(*args)`` shows what would run, ``compile(*args)`` makes it ready to run.
-    ``cache_size()`` counts compiled versions.
+    ``trace(*args)`` and ``lower(*args)`` are stages on the way, ``compile(*args)`` makes the next
+    such call ready to run. ``cache_size()`` counts compiled versions, ``misses()`` says why each
+    was made.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Jit:
         self._cache: dict[object, Executable] = {}
         # Calls with nothing but device arrays skip flattening: their avals and device are the key.
         self._quick: dict[object, Executable] = {}
+        self._misses = Misses(name_of(fn))
         update_wrapper(self, fn)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -84,17 +89,43 @@ class Jit:
         call = self._call(args, kwargs)
         return self._executable(call, _device_of(call.leaves)).lowered
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """The function's program, groups, kernels and plan for these arguments; nothing runs."""
+    def trace(self, *args: Any, **kwargs: Any) -> TracedCall:
+        """The function's program for these arguments: the first of the stages."""
         call = self._call(args, kwargs)
-        traced, _ = call.trace(self.fn)
-        device = _device_of(call.leaves)
-        choose = tuning.lookup(device)
-        return lower(traced, device.target, call.donated(self.donate_argnums), choose)
+        traced, out_tree = call.trace(self.fn)
+
+        def lowered(device: Device) -> Lowered:
+            return self._lowered(call, traced, out_tree, device)
+
+        return TracedCall(traced.program, out_tree, lowered, _device_of(call.leaves))
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """The function's program, groups, kernels and plan for these arguments; nothing runs.
+
+        ``compile()`` of the result is what can be called.
+        """
+        return self.trace(*args, **kwargs).lower()
+
+    def _lowered(
+        self, call: Call, traced: Traced, out_tree: tree.TreeDef, device: Device
+    ) -> Lowered:
+        """With the way on to what can be called."""
+        donated = call.donated(self.donate_argnums)
+        made = lower(traced, device.target, donated, tuning.lookup(device))
+
+        def compiled() -> CompiledCall:
+            return CompiledCall(Executable.load(made, device, out_tree), call.in_tree)
+
+        made.compiler = compiled
+        return made
 
     def cache_size(self) -> int:
         """Number of compiled versions."""
         return len(self._cache)
+
+    def misses(self) -> tuple[Miss, ...]:
+        """Every compilation so far, with its reason and time; print them to read them."""
+        return tuple(self._misses.found)
 
     def clear_cache(self) -> None:
         """Forgets all compiled versions."""
@@ -111,18 +142,23 @@ class Jit:
         found = self._cache.get(key)
         if found is None or not found.is_current():
             self._quick.clear()  # it may hold what is replaced here
+            facts = {
+                **call.facts(_positional(self.fn)),
+                "device": device.name,
+                "64-bit mode": str(x64_enabled()),
+                "matmul precision": str(matmul_precision()),
+                "tuning": f"version {tuning.version()}",
+            }
+            begin = time.perf_counter()
             found = self._cache[key] = self._compile(call, device)
+            self._misses.add(facts, time.perf_counter() - begin)
         return found
 
     def _compile(self, call: Call, device: Device) -> Executable:
         traced, out_tree = call.trace(self.fn)
         choose = tuning.at_compile(device)
         lowered = lower(traced, device.target, call.donated(self.donate_argnums), choose)
-        constants = [device_put(v, device.name).buffer for v in lowered.constants]
-        setup = lowered.compiled.setup
-        packed = [] if setup is None else device.load(setup).run(constants)
-        loaded = device.load(lowered.plan, [*constants, *packed])
-        return Executable(lowered, loaded, device, out_tree)
+        return Executable.load(lowered, device, out_tree)
 
 
 @final

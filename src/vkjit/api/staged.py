@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from vkjit.api.costs import CostAnalysis, cost_analysis
 from vkjit.api.flat import flatten_call
 from vkjit.dtypes import DType, canonical
 from vkjit.errors import ArgumentError
@@ -50,7 +51,7 @@ class MemoryReport:
 class Lowered:
     """What ``jit`` would run; everything here can be printed without a device."""
 
-    __slots__ = ("compiled", "constants", "donated", "program", "target")
+    __slots__ = ("compiled", "compiler", "constants", "donated", "program", "target")
 
     def __init__(
         self,
@@ -65,6 +66,21 @@ class Lowered:
         self.compiled = compiled
         self.target = target
         self.donated = donated
+        self.compiler: Callable[[], Any] | None = None
+
+    def compile(self) -> Any:
+        """What can be called with arguments of these shapes and dtypes (``CompiledCall``).
+
+        Raises:
+            ArgumentError: this was not made by ``jit(f).lower`` or ``jit(f).trace(...).lower``.
+        """
+        if self.compiler is None:
+            raise ArgumentError("compile: expected what jit(f).lower(...) or .trace(...) made")
+        return self.compiler()
+
+    def cost_analysis(self) -> CostAnalysis:
+        """Operations and bytes of one call, counted from the plan."""
+        return cost_analysis(self.plan)
 
     @property
     def plan(self) -> Plan:
