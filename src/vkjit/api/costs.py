@@ -1,4 +1,4 @@
-"""What a call will cost: operations and bytes, counted from the plan before anything runs."""
+"""What a call will cost: operations and bytes, counted before anything runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from vkjit.ir.primitive import program_flops
+from vkjit.ir.program import Program
 from vkjit.lowering.artifact import Launch, Loop, Plan, Step, blocks
-from vkjit.lowering.kernel.cost import flops
 
 
 @final
@@ -15,17 +16,16 @@ from vkjit.lowering.kernel.cost import flops
 class CostAnalysis:
     """Counts of one call.
 
-    ``flops`` counts floating-point operations of all kernels, padding included, and ``bytes
-    accessed`` what they may read and write, each argument of a launch once. A body of a counted
-    loop counts once per turn, that of a ``while_loop`` once, and of a ``cond`` every branch.
-    ``unknown`` is the number of launches whose operations cannot be counted.
+    ``flops`` are floating-point operations of the program: two for each term of a product, one for
+    each element of a function or reduction. ``bytes_accessed`` is what the launches of the plan may
+    read and write, each argument once. A body of a counted loop counts once per turn, that of a
+    ``while_loop`` once, and of a ``cond`` every branch.
     """
 
     flops: float
     bytes_accessed: int
     launches: int
     kernels: int
-    unknown: int = 0
 
     @property
     def intensity(self) -> float:
@@ -33,28 +33,22 @@ class CostAnalysis:
         return self.flops / max(self.bytes_accessed, 1)
 
     def __str__(self) -> str:
-        text = (
+        return (
             f"{self.flops:,.0f} floating-point operations, {self.bytes_accessed:,} bytes "
             f"({self.intensity:.2f} per byte) in {self.launches:,} launches of {self.kernels:,} "
             "kernels"
         )
-        return f"{text}; {self.unknown:,} launches not counted" if self.unknown else text
 
 
-def cost_analysis(plan: Plan) -> CostAnalysis:
-    """The costs of one run of ``plan``."""
-    known: dict[int, float | None] = {}
-    total, touched, launches, unknown = 0.0, 0, 0, 0
+def cost_analysis(program: Program, plan: Plan) -> CostAnalysis:
+    """The costs of one run of ``program`` by ``plan``."""
+    touched, launches = 0, 0
+    kernels: set[int] = set()
     for step, runs in _launches(plan.steps, 1):
-        key = id(step.kernel)
-        if key not in known:
-            known[key] = flops(step.kernel)
-        each = known[key]
-        unknown += runs if each is None else 0
-        total += (each or 0.0) * runs
+        kernels.add(id(step.kernel))
         touched += sum(place.size for place in step.arguments) * runs
         launches += runs
-    return CostAnalysis(total, touched, launches, len(known), unknown)
+    return CostAnalysis(program_flops(program), touched, launches, len(kernels))
 
 
 def _launches(steps: Sequence[Step], runs: int) -> Iterator[tuple[Launch, int]]:

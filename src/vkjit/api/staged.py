@@ -79,8 +79,8 @@ class Lowered:
         return self.compiler()
 
     def cost_analysis(self) -> CostAnalysis:
-        """Operations and bytes of one call, counted from the plan."""
-        return cost_analysis(self.plan)
+        """Operations and bytes of one call, counted from program and plan."""
+        return cost_analysis(self.program, self.plan)
 
     @property
     def plan(self) -> Plan:

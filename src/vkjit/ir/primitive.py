@@ -10,6 +10,7 @@ functions; the current trace records them. Symbolic zeros are ``None``: a tangen
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
 
+from vkjit.dtypes import is_float
 from vkjit.errors import MissingRuleError
 from vkjit.ir.avals import Aval
 from vkjit.ir.control import Control
@@ -63,6 +65,7 @@ class Traits:
     ``linear_in`` are the argument positions in which the primitive is (multi)linear, one at a time.
     ``effect`` marks writes, which no pass may repeat, drop or move across a reader. Where one array
     is an argument of several primitives that ``joins_cotangents``, theirs are joined, not added.
+    ``transpose`` of one that ``takes_zeros`` gets None for the cotangents that are zero.
     """
 
     kind: Kind
@@ -71,6 +74,7 @@ class Traits:
     effect: bool = False
     differentiable: bool = True
     joins_cotangents: bool = False
+    takes_zeros: bool = False
 
 
 @final
@@ -183,9 +187,36 @@ class Primitive(ABC):
         """
         return None
 
+    def pruned(self, eqn: Eqn, live: Sequence[bool]) -> Eqn:
+        """``eqn``, of this primitive, without what only serves results that nobody reads.
+
+        Args:
+            eqn: the equation.
+            live: which of its results are read; the others may be left out.
+        """
+        return eqn
+
+    def lifted(self, eqn: Eqn) -> tuple[Eqn, ...]:
+        """``eqn``, of this primitive, after equations for what it would compute again each turn."""
+        return (eqn,)
+
     def control(self) -> Control:
         """How lowering runs a primitive that has no kernel spec."""
         raise self.missing("control")
+
+    def flops(self, avals: Sequence[Aval], outs: Sequence[Aval]) -> float:
+        """Floating-point operations of one application, an element of a function counting as one.
+
+        Views, copies and gathers count nothing; of programs inside, each counts once unless the
+        primitive knows better.
+        """
+        match self.traits.kind:
+            case Kind.POINTWISE:
+                return float(sum(out.size for out in outs if is_float(out.dtype)))
+            case Kind.REDUCE:
+                return float(sum(given.size for given in avals if is_float(given.dtype)))
+            case _:
+                return sum(program_flops(inner) for inner in self.programs())
 
     def programs(self) -> tuple[Program, ...]:
         """The programs that it runs."""
@@ -267,6 +298,14 @@ class Op(Primitive):
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
         """See ``batch``."""
         return (self.batch(args, batched),)
+
+
+def program_flops(program: Program) -> float:
+    """Floating-point operations of one run of ``program``."""
+    return math.fsum(
+        eqn.prim.flops([a.aval for a in eqn.args], [v.aval for v in eqn.outs])
+        for eqn in program.eqns
+    )
 
 
 def without_neutral(args: Sequence[Atom], value: float, *positions: int) -> Atom | None:

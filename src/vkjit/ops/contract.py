@@ -99,6 +99,11 @@ class DotGeneral(Op):
         """Axes of rhs that are neither batch nor contracting."""
         return _rest(rank, self.rhs_batch + self.rhs_contract)
 
+    def flops(self, avals: Sequence[Aval], outs: Sequence[Aval]) -> float:
+        """A product and a sum for each term of each element."""
+        terms = math.prod(avals[0].shape[i] for i in self.lhs_contract)
+        return 2.0 * terms * outs[0].size
+
     def evaluate(self, *arrays: Array) -> Array:
         """np.matmul in the accumulation dtype."""
         lhs, rhs = arrays
