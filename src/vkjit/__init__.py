@@ -10,10 +10,13 @@ from __future__ import annotations
 from vkjit import lax, nn, numpy, optim, random, tree, tuning
 from vkjit.api.autodiff import grad, hessian, jacfwd, jacrev, jvp, linearize, value_and_grad, vjp
 from vkjit.api.batching import vmap
+from vkjit.api.checkpoint import checkpoint, checkpoint_name
+from vkjit.api.custom import custom_jvp, custom_vjp
 from vkjit.api.jit import jit
 from vkjit.api.ref import Ref
 from vkjit.api.staged import Lowered, MemoryReport, ShapeDtypeStruct, eval_shape, make_ir
 from vkjit.array import Array
+from vkjit.control import policies as checkpoint_policies
 from vkjit.device_array import default_device, device_put
 from vkjit.dtypes import enable_x64
 from vkjit.lax import stop_gradient
@@ -24,6 +27,8 @@ from vkjit.runtime.profiling import Profile, profile
 
 __version__ = "0.1.0"
 
+remat = checkpoint
+
 __all__ = [
     "Array",
     "Lowered",
@@ -31,6 +36,11 @@ __all__ = [
     "Profile",
     "Ref",
     "ShapeDtypeStruct",
+    "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
+    "custom_jvp",
+    "custom_vjp",
     "default_device",
     "default_matmul_precision",
     "device_put",
@@ -52,6 +62,7 @@ __all__ = [
     "optim",
     "profile",
     "random",
+    "remat",
     "stop_gradient",
     "tree",
     "tuning",

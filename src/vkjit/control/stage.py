@@ -9,7 +9,7 @@ from typing import final
 from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
 from vkjit.ir.program import Program, Var
-from vkjit.trace import aval_of, trace
+from vkjit.trace import Traced, aval_of, trace
 
 
 @final
@@ -33,7 +33,11 @@ def stage_together(
     functions: Sequence[tuple[Callable[..., Sequence[Value]], Sequence[Aval], str]],
 ) -> Staged:
     """Functions as programs that share their captured values."""
-    traced = [trace(fn, avals, name) for fn, avals, name in functions]
+    return together([trace(fn, avals, name) for fn, avals, name in functions])
+
+
+def together(traced: Sequence[Traced]) -> Staged:
+    """Traced functions as programs that share their captured values."""
     captured: dict[int, Value] = {}
     for item in traced:
         for value in item.captured:
