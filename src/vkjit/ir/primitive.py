@@ -101,6 +101,19 @@ class Parts:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a primitive made of the cotangents of its arguments.
+
+    ``sums`` are the cotangents so far, with its own added, one for each argument. ``parts`` are
+    (argument, primitive, cotangent): what is to be joined later; see ``Traits``.
+    """
+
+    sums: tuple[Tangent, ...]
+    parts: tuple[tuple[int, Primitive, Value], ...]
+
+
+@final
 @dataclass(frozen=True)
 class Sample:
     """Operands that exercise a primitive: it, operand avals and the range values come from.
@@ -149,6 +162,24 @@ class Primitive(ABC):
         self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
     ) -> tuple[Tangent, ...]:
         """Cotangents of the ``Linear`` arguments, None for the others."""
+
+    def transpose_onto(
+        self,
+        cotangents: Sequence[Tangent],
+        args: Sequence[Value | Linear],
+        sums: Sequence[Tangent],
+    ) -> Pulled | None:
+        """Adds to cotangents of the ``Linear`` arguments, or None: what transposes give is added.
+
+        A program that stands for its equations adds in their order, which gives their bits.
+        Arguments that are one variable are one ``Linear``, too.
+
+        Args:
+            cotangents: of the results; None is zero.
+            args: of the equation.
+            sums: the cotangents of the arguments so far.
+        """
+        return None
 
     @classmethod
     def join_cotangents(cls, of: Aval, parts: Sequence[tuple[Primitive, Value]]) -> Value | None:

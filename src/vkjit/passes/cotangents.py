@@ -36,6 +36,18 @@ class Cotangents:
             self._kinds.setdefault(var, []).append(type(prim))
         parts.append((prim, ct))
 
+    def sum_of(self, var: Var) -> Tangent:
+        """The sum for ``var`` without what may be joined yet; None is zero."""
+        return self._sums.get(var)
+
+    def parts_of(self, var: Var) -> list[_Part]:
+        """What may be joined for ``var``, in an order that keeps that of first parts."""
+        return [p for kind in self._kinds.get(var, []) for p in self._parts[var, kind]]
+
+    def put(self, var: Var, ct: Value) -> None:
+        """Makes ``ct`` the sum for ``var``."""
+        self._sums[var] = ct
+
     def take(self, var: Var) -> Tangent:
         """The sum for ``var``, which is forgotten; None is zero."""
         for kind in self._kinds.pop(var, []):
