@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
-from vkjit.ir.program import Var
+import numpy as np
+
 from vkjit.ir.control import Branch, Call, Scan, While
+from vkjit.ir.program import Var
 from vkjit.lowering.kernel.specs import KeyRule, Precision, ReduceRule, ScalarFn
 from vkjit.lowering.kernel.types import Number, ScalarType
 from vkjit.lowering.kernel.views import View
@@ -233,13 +235,14 @@ class ControlGroup:
     """A step that runs programs, ``inner``, or calls the host.
 
     ``operands`` and ``results`` are dense whole arrays, one for each argument and result of the
-    equation; no result is named twice.
+    equation; no result is named twice. ``types`` are those of the operands on the host.
     """
 
     control: Scan | While | Branch | Call
     inner: tuple[Partition, ...]
     operands: tuple[int, ...]
     results: tuple[int, ...]
+    types: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
     origin: tuple[str, ...] = ()
 
 
@@ -254,7 +257,7 @@ class Partition:
 
     Arrays 0 ... ``inputs`` - 1 are the program's parameters; ``results`` names the array of each
     result, dense and whole, no array twice and no parameter among them. ``stored`` names the array
-    of each variable that lies in memory, be it as a view, ``made`` the group inside which a
+    of each variable that lies in memory, be it as a view, ``made`` the group by which a
     variable is computed; what is in neither is computed by its readers.
     """
 

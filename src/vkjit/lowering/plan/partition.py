@@ -422,12 +422,12 @@ class _Partitioner:
         for atom in self.program.results:
             results.append(self.result_array(self.bound(atom), inputs, results))
         groups: list[Work] = []
-        first: dict[int, int] = {}
+        last: dict[int, int] = {}
         for work in self.space.ordered():
-            first[id(work)] = len(groups)
             groups.extend(finished(work, self.space.new_array))
+            last[id(work)] = len(groups) - 1
         stored = {v: b.placed.array for v, b in self.env.items() if b.placed is not None}
-        made = {v: first[id(b.lazy.cluster)] for v, b in self.env.items() if b.lazy is not None}
+        made = {v: last[id(b.lazy.cluster)] for v, b in self.env.items() if b.lazy is not None}
         return Partition(
             tuple(self.space.arrays), inputs, tuple(results), tuple(groups), stored, made
         )
