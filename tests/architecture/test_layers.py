@@ -22,6 +22,7 @@ PUBLIC = {
     "vkjit.debug",
     "vkjit.doctor",
     "vkjit.errors",
+    "vkjit.export",
     "vkjit.lax",
     "vkjit.nn",
     "vkjit.numpy",

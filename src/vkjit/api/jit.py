@@ -97,7 +97,8 @@ class Jit:
         def lowered(device: Device) -> Lowered:
             return self._lowered(call, traced, out_tree, device)
 
-        return TracedCall(traced.program, out_tree, lowered, _device_of(call.leaves))
+        trees = call.in_tree, out_tree
+        return TracedCall(traced.program, trees, lowered, _device_of(call.leaves))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The function's program, groups, kernels and plan for these arguments; nothing runs.

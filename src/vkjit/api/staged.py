@@ -171,6 +171,14 @@ def lower(
     return Lowered(program, traced.captured, compiled, target, donated)
 
 
+def lower_program(
+    program: Program, constants: Sequence[Value], target: Target, donated: tuple[int, ...]
+) -> Lowered:
+    """Lowers a simplified program whose first parameters are ``constants``."""
+    compiled = compile_program(program, target, len(constants), donated)
+    return Lowered(program, constants, compiled, target, donated)
+
+
 def spirv_text(plan: Plan, target: Target) -> str:
     """The modules of a plan's kernels, each once, with the origins of all its launches."""
     launches: dict[int, list[tuple[int, Launch]]] = {}

@@ -34,19 +34,21 @@ class TracedCall:
     Values that the function closes over are the first parameters of ``program``.
     """
 
-    def __init__(self, program: Program, out_tree: tree.TreeDef, lower: Lower, at: Device) -> None:
+    def __init__(
+        self, program: Program, trees: tuple[tree.TreeDef, tree.TreeDef], lower: Lower, at: Device
+    ) -> None:
         self.program = program
-        self._out_tree = out_tree
+        self.in_tree, self.out_tree = trees
         self._lower = lower
         self._device = at
 
     @property
     def out_info(self) -> Any:
         """Shapes and dtypes of the results, in their structure."""
-        count = self._out_tree.num_leaves
+        count = self.out_tree.num_leaves
         avals = self.program.out_avals[:count]
         outs = [ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak) for a in avals]
-        return tree.unflatten(self._out_tree, outs)
+        return tree.unflatten(self.out_tree, outs)
 
     def as_text(self) -> str:
         """The program as text, with source lines."""
