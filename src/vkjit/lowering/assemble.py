@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import assert_never, final
 
 from vkjit.errors import ArgumentError, InternalError
-from vkjit.lowering.artifact import Launch, Plan, PlannedBuffer, Range, Role
-from vkjit.lowering.kernel.nodes import Kernel
-from vkjit.lowering.kernel.types import Access
+from vkjit.lowering.artifact import (
+    Block,
+    Branch,
+    Copy,
+    HostCall,
+    Launch,
+    Loop,
+    Plan,
+    PlannedBuffer,
+    Range,
+    Role,
+    Step,
+    While,
+)
 from vkjit.lowering.plan.groups import (
     IOTA,
     ContractGroup,
@@ -20,42 +31,26 @@ from vkjit.lowering.plan.groups import (
     LoopGroup,
 )
 from vkjit.lowering.plan.hazards import barriers
-from vkjit.lowering.plan.memory import Arena, arena, lifetimes
-from vkjit.lowering.plan.order import Order, Use, by_levels
+from vkjit.lowering.plan.memory import Arena, Lifetime, arena
+from vkjit.lowering.sharing import Handover
+from vkjit.lowering.steps import (
+    AnyStep,
+    Arrays,
+    Choose,
+    ControlStep,
+    CopyStep,
+    KernelStep,
+    Levels,
+    Pairs,
+    Repeat,
+    Tell,
+    Turns,
+    inside,
+)
 from vkjit.lowering.templates.context import memory_type
-
-Pairs = frozenset[tuple[int, int]]
-SizeOf = Callable[[int], int]
 
 _PREPACK_BYTES = 256 << 20
 """Most memory spent on constants in packed form, unless VKJIT_PREPACK_BYTES says otherwise."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class KernelStep:
-    """A legalized kernel, the arrays behind its buffers, and what it computes.
-
-    ``in_place`` are pairs (read, written) of arrays that may share their memory; a step that
-    ``copies`` does nothing where they do.
-    """
-
-    kernel: Kernel
-    arrays: tuple[int, ...]
-    origin: tuple[str, ...]
-    in_place: Pairs = frozenset()
-    copies: bool = False
-
-    def written(self) -> list[int]:
-        """Arrays that the kernel writes."""
-        return [a for a, b in self._pairs() if b is not Access.READ]
-
-    def read(self) -> list[int]:
-        """Arrays that the kernel reads."""
-        return [a for a, b in self._pairs() if b is not Access.WRITE]
-
-    def _pairs(self) -> list[tuple[int, Access]]:
-        return [(a, b.access) for a, b in zip(self.arrays, self.kernel.buffers, strict=True)]
 
 
 def updated_in_place(group: Group) -> Pairs:
@@ -105,13 +100,13 @@ def is_copy(group: Group) -> bool:
 class SplitSteps:
     """Steps that depend on constants alone, the others, and the arrays the others take over."""
 
-    once: tuple[KernelStep, ...]
-    each_call: tuple[KernelStep, ...]
+    once: tuple[AnyStep, ...]
+    each_call: tuple[AnyStep, ...]
     kept: tuple[int, ...]
 
 
 def split_constant(
-    steps: Sequence[KernelStep], constants: int, results: Collection[int], size: SizeOf
+    steps: Sequence[AnyStep], constants: int, results: Collection[int], arrays: Arrays
 ) -> SplitSteps:
     """Takes the steps that read nothing but constants out of the call, as far as memory allows.
 
@@ -119,7 +114,7 @@ def split_constant(
         steps: in order.
         constants: number of leading arrays that are constants.
         results: arrays that must be written in every call.
-        size: bytes of an array.
+        arrays: all arrays.
     """
     limit = prepack_limit()
     writers: dict[int, int] = {}
@@ -127,13 +122,14 @@ def split_constant(
         for array in step.written():
             writers[array] = writers.get(array, 0) + 1
     known = set(range(constants))
-    once: list[KernelStep] = []
-    each_call: list[KernelStep] = []
+    once: list[AnyStep] = []
+    each_call: list[AnyStep] = []
     for step in steps:
         made = step.written()
-        spent = sum(size(a) for a in made)
+        spent = sum(arrays.size(a) for a in made)
         fixed = (
             constants > 0
+            and isinstance(step, KernelStep)
             and all(a in known for a in step.read())
             and all(writers[a] == 1 and a not in results for a in made)
         )
@@ -146,6 +142,11 @@ def split_constant(
     wanted = {a for step in each_call for a in step.read()}
     kept = tuple(a for step in once for a in step.written() if a in wanted)
     return SplitSteps(tuple(once) if kept else (), tuple(each_call), kept)
+
+
+def one_by_one(steps: Sequence[AnyStep]) -> Levels:
+    """Steps in order, each a level of its own."""
+    return tuple((step,) for step in steps)
 
 
 def prepack_limit() -> int:
@@ -166,132 +167,159 @@ class Layout:
 
     def __init__(
         self,
-        size: SizeOf,
+        arrays: Arrays,
         inputs: int,
         results: Sequence[int],
         constants: int = 0,
         kept: Sequence[int] = (),
     ) -> None:
-        self.size = size
+        self.arrays = arrays
         self.inputs = inputs
         self.results = list(results)
         self.constants = constants
         self.kept = list(kept)
         self.taken: dict[int, int] = {}
 
-    def donate(self, steps: Sequence[KernelStep], donated: Collection[int]) -> list[KernelStep]:
-        """Lets results take over the memory of donated inputs of their size.
+    def outside(self) -> list[int]:
+        """Arrays that hold something before or after the steps."""
+        return [*range(self.inputs), *self.kept, *self.results]
 
-        The steps that write the result must come after those that use the input, or be one that
-        updates the elements in place; steps are put off where that needs it.
+    def donate(self, steps: Sequence[AnyStep], donated: Collection[int]) -> list[AnyStep]:
+        """Lets results take over the memory of donated inputs of their size.
 
         Returns:
             the steps in an order that allows it.
         """
         if not donated:
             return list(steps)
-        order = Order([Use(tuple(s.read()), tuple(s.written())) for s in steps])
+        handover = Handover(steps, self.arrays)
         free = [self.constants + d for d in donated]
         for result in self.results:
-            for candidate in self._candidates(result, free, steps, order):
-                if order.put_off(order.writers(result), order.users(candidate)):
+            # Those first that are updated in place.
+            fits = [c for c in free if handover.fits(result, c)]
+            for candidate in sorted(fits, key=lambda c: not handover.shared(result, c)):
+                if handover.take(result, candidate):
                     free.remove(candidate)
                     self.taken[result] = candidate - self.constants
                     break
-        return [steps[n] for n in order.sequence()]
+        for result, position in self.taken.items():
+            self.arrays.put(result, position + self.constants)
+        return handover.steps()
 
-    def _candidates(
-        self, result: int, free: Sequence[int], steps: Sequence[KernelStep], order: Order
-    ) -> list[int]:
-        """Donated inputs whose memory may serve ``result``, those updated in place first.
-
-        Only the first step that writes the result may read them: it may write any element.
-        """
-        writers = order.writers(result)
-
-        def shared(candidate: int) -> set[int]:
-            return set(writers) & set(order.users(candidate))
-
-        fits = [
-            c
-            for c in free
-            if self.size(c) == self.size(result)
-            and all(w == writers[0] and (c, result) in steps[w].in_place for w in shared(c))
-        ]
-        return sorted(fits, key=lambda c: not shared(c))
-
-    def levels(self, steps: Sequence[KernelStep]) -> list[list[KernelStep]]:
-        """The steps in levels of independent ones, results counted as what they take over."""
-        memory = {r: i + self.constants for r, i in self.taken.items()}
-
-        def numbers(arrays: Sequence[int]) -> tuple[int, ...]:
-            return tuple([memory.get(a, a) for a in arrays])
-
-        uses = [Use(numbers(s.read()), numbers(s.written())) for s in steps]
-        sizes = {a: self.size(a) for a in self._temporaries(steps)}
-        outside = [a for a in range(self.inputs) if a not in memory.values()]
-        others = sum(self.size(a) for a in (*outside, *self.results))
-        return [[steps[n] for n in level] for level in by_levels(uses, sizes, others)]
-
-    def _temporaries(self, steps: Sequence[KernelStep]) -> set[int]:
-        named = {*range(self.inputs), *self.results, *self.kept}
-        return {a for step in steps for a in step.arrays if a not in named}
-
-    def _check_written(self, name: str, steps: Sequence[KernelStep]) -> None:
-        """Checks that no step reads an array that no step before it writes."""
-        written = {*range(self.inputs), *self.kept}
-        for step in steps:
-            for array in step.read():
-                if array not in written and self.size(array):
-                    raise InternalError(
-                        f"plan {name}: {step.kernel.name} ({'; '.join(step.origin)}) reads array "
-                        f"{array} before anything has written it"
-                    )
-            written.update(step.written())
-
-    def plan(
-        self, name: str, levels: Sequence[Sequence[KernelStep]], largest: int = 0
-    ) -> tuple[Plan, Arena]:
-        """The finished plan and its arena, in buffers of at most ``largest`` bytes unless 0.
-
-        Arrays that steps of one level use never share memory: they may run at the same time.
-        """
-        steps = [step for level in levels for step in level]
-        self._check_written(name, steps)
-        sizes = {a: self.size(a) for a in self._temporaries(steps)}
-        touched = [[a for step in level for a in step.arrays] for level in levels]
-        space = arena(lifetimes(touched, sizes), largest)
+    def plan(self, name: str, levels: Levels, largest: int = 0) -> tuple[Plan, Arena]:
+        """The finished plan and its arena, in buffers of at most ``largest`` bytes unless 0."""
+        arrays = self.arrays
+        check_written(name, levels, arrays, [*range(self.inputs), *self.kept])
+        space = arena(lives(levels, arrays, self.outside()), largest)
         buffers: list[PlannedBuffer] = []
         where: dict[int, Range] = {}
 
-        def place(array: int, role: Role, position: int) -> None:
-            where[array] = Range(len(buffers), 0, self.size(array))
-            buffers.append(PlannedBuffer(role, self.size(array), position))
+        def add(array: int, role: Role, position: int, taken: int | None = None) -> None:
+            where[array] = Range(len(buffers), 0, arrays.size(array))
+            buffers.append(PlannedBuffer(role, arrays.size(array), position, taken))
 
         for array in range(self.inputs):
             if array < self.constants:
-                place(array, Role.CONSTANT, array)
+                add(array, Role.CONSTANT, array)
             else:
-                place(array, Role.INPUT, array - self.constants)
+                add(array, Role.INPUT, array - self.constants)
         for position, array in enumerate(self.kept):
-            place(array, Role.CONSTANT, self.constants + position)
+            add(array, Role.CONSTANT, self.constants + position)
         for position, array in enumerate(self.results):
-            taken = self.taken.get(array)
-            where[array] = (
-                Range(len(buffers), 0, self.size(array))
-                if taken is None
-                else where[taken + self.constants]
-            )
-            buffers.append(PlannedBuffer(Role.OUTPUT, self.size(array), position, taken))
+            add(array, Role.OUTPUT, position, self.taken.get(array))
         for array, offset in space.offsets.items():
             part, start = divmod(offset, space.limit)
-            where[array] = Range(len(buffers) + part, start, self.size(array))
+            where[array] = Range(len(buffers) + part, start, arrays.size(array))
         for position, nbytes in enumerate(space.buffers()):
             buffers.append(PlannedBuffer(Role.ARENA, nbytes, position))
-        launches = tuple(
-            Launch(step.kernel, tuple(where[a] for a in step.arrays), step.origin)
-            for step in steps
-            if not (step.copies and where[step.arrays[0]] == where[step.arrays[-1]])
-        )
+        block = finished(levels, arrays, where)
         peak = sum(b.size for b in buffers if b.donated is None)
-        return Plan(name, tuple(buffers), launches, barriers(launches), peak, space.size), space
+        made = Plan(name, tuple(buffers), block.steps, block.barriers, peak, space.size)
+        return made, space
+
+
+def check_written(name: str, levels: Levels, arrays: Arrays, given: Sequence[int]) -> None:
+    """Checks that no step reads an array that no step before it writes.
+
+    Raises:
+        InternalError: one does; the message names it.
+    """
+    written = {arrays.root(a) for a in given}
+
+    def visit(steps: Levels) -> None:
+        for step in (step for level in steps for step in level):
+            for array in step.read():
+                if arrays.root(array) not in written and arrays.size(array):
+                    raise InternalError(
+                        f"plan {name}: {step.name} ({'; '.join(step.origin)}) reads array "
+                        f"{array} before anything has written it"
+                    )
+            for block in inside(step):
+                visit(block)
+            written.update([arrays.root(a) for a in step.written()])
+
+    visit(levels)
+
+
+def lives(levels: Levels, arrays: Arrays, outside: Collection[int]) -> list[Lifetime]:
+    """Lifetimes of the temporaries, those inside control steps too.
+
+    Arrays that steps of one level use never share memory: they may run at the same time. What is
+    used inside a step lives while the step runs.
+    """
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    named = {arrays.root(a) for a in outside}
+    clock = 0
+
+    def visit(steps: Levels) -> None:
+        nonlocal clock
+        for level in steps:
+            start = clock
+            for block in (block for step in level for block in inside(step)):
+                visit(block)
+            for array in dict.fromkeys(arrays.root(a) for step in level for a in step.arrays):
+                first[array] = min(first.get(array, start), start)
+                last[array] = clock
+            clock += 1
+
+    visit(levels)
+    return [Lifetime(a, arrays.size(a), first[a], last[a]) for a in first if a not in named]
+
+
+def finished(levels: Levels, arrays: Arrays, where: Mapping[int, Range]) -> Block:
+    """The steps at their places, with the barriers that they need."""
+
+    def place(array: int) -> Range:
+        return arrays.place(array, where)
+
+    steps: list[Step] = []
+    for step in (step for level in levels for step in level):
+        places = [place(a) for a in step.arrays]
+        if step.copies and (places[0] == places[-1] or not places[0].size):
+            continue
+        match step:
+            case KernelStep():
+                steps.append(Launch(step.kernel, tuple(places), step.origin))
+            case CopyStep():
+                steps.append(Copy(*places))
+            case ControlStep():
+                blocks = [finished(inner, arrays, where) for inner in inside(step)]
+                steps.append(_control(step, blocks, place))
+            case _:
+                assert_never(step)
+    return Block(tuple(steps), barriers(steps))
+
+
+def _control(step: ControlStep, blocks: Sequence[Block], place: Callable[[int], Range]) -> Step:
+    match step.form:
+        case Turns(length=length):
+            return Loop(blocks[0], length, step.origin)
+        case Repeat(predicate=predicate):
+            return While(blocks[0], place(predicate), blocks[1], step.origin)
+        case Choose(index=index):
+            return Branch(place(index), tuple(blocks), step.origin)
+        case Tell(function=function, arguments=arguments, types=types):
+            return HostCall(function, tuple(map(place, arguments)), types, step.origin)
+        case _:
+            assert_never(step.form)

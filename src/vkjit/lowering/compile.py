@@ -11,9 +11,9 @@ from typing import assert_never, final
 from vkjit.ir.program import Program
 from vkjit.lowering.artifact import Plan
 from vkjit.lowering.assemble import (
-    KernelStep,
     Layout,
     is_copy,
+    one_by_one,
     prepack_limit,
     split_constant,
     updated_in_place,
@@ -24,16 +24,19 @@ from vkjit.lowering.gpu.choose import candidates
 from vkjit.lowering.gpu.choose import serves as template_serves
 from vkjit.lowering.kernel.check import verify
 from vkjit.lowering.legalize import legalize
+from vkjit.lowering.nested import Nesting, Place
 from vkjit.lowering.plan.canonical import canonical
 from vkjit.lowering.plan.cluster import MAX_ARRAYS
-from vkjit.lowering.plan.groups import ArrayInfo, ContractGroup, Group
+from vkjit.lowering.plan.groups import ArrayInfo, ContractGroup, Group, Partition, Work
 from vkjit.lowering.plan.hazards import check_order
 from vkjit.lowering.plan.memory import Arena
-from vkjit.lowering.plan.partition import Partition, partition
+from vkjit.lowering.plan.partition import partition
 from vkjit.lowering.plan.schedule import GpuContract
 from vkjit.lowering.plan.workspace import Workspace
+from vkjit.lowering.sharing import in_levels, without_copies
+from vkjit.lowering.steps import AnyStep, Arrays, KernelStep
 from vkjit.lowering.target import Target, TargetKind
-from vkjit.lowering.templates.context import Lowered, TemplateContext, memory_type
+from vkjit.lowering.templates.context import Lowered, TemplateContext
 
 DEBUG = bool(os.environ.get("VKJIT_DEBUG"))
 """Whether kernels are verified before legalization too; the tests do."""
@@ -70,7 +73,7 @@ class Compiled:
 
     plan: Plan
     setup: Plan | None
-    groups: tuple[Group, ...]
+    groups: tuple[Work, ...]
     arena: Arena
     choices: tuple[Choice, ...] = ()
 
@@ -96,19 +99,21 @@ def compile_program(
         InternalError: a kernel or the plan is malformed.
     """
     parts, lowering = _lowered(program, target, constants, choose)
-    steps = split_constant(lowering.steps, constants, parts.results, lowering.size)
-    layout = Layout(lowering.size, parts.inputs, parts.results, constants, steps.kept)
-    each_call = layout.donate(steps.each_call, donated)
-    levels = [[step] for step in each_call]
-    if target.kind is TargetKind.GPU:
-        levels = layout.levels(each_call)
-    plan, space = layout.plan(program.name, levels, target.max_buffer_bytes)
-    check_order(plan)
+    arrays = lowering.arrays
+    steps = split_constant(lowering.steps, constants, parts.results, arrays)
     setup = None
     if steps.once:
-        before = Layout(lowering.size, constants, steps.kept)
-        setup, _ = before.plan(f"{program.name}.setup", [[step] for step in steps.once])
+        before = Layout(arrays, constants, steps.kept)
+        setup, _ = before.plan(f"{program.name}.setup", one_by_one(steps.once))
         check_order(setup)
+    layout = Layout(arrays, parts.inputs, parts.results, constants, steps.kept)
+    each_call = without_copies(steps.each_call, arrays, layout.outside())
+    each_call = layout.donate(each_call, donated)
+    levels = one_by_one(each_call)
+    if target.kind is TargetKind.GPU:
+        levels = in_levels(each_call, arrays, layout.outside())
+    plan, space = layout.plan(program.name, levels, target.max_buffer_bytes)
+    check_order(plan)
     return Compiled(plan, setup, parts.groups, space, lowering.choices())
 
 
@@ -119,9 +124,8 @@ def _lowered(
     most = MAX_ARRAYS
     while True:
         parts = partition(program, Workspace(most))
-        lowering = _Lowering(target, parts.arrays, constants, choose)
-        for group in parts.groups:
-            lowering.add(group)
+        lowering = _Lowering(target, constants, choose)
+        lowering.add(parts)
         if most == 0 or not lowering.binds_too_many():
             return parts, lowering
         most //= 2
@@ -131,28 +135,27 @@ def _lowered(
 class _Lowering:
     """Kernels of the groups so far; equal groups share theirs."""
 
-    def __init__(
-        self,
-        target: Target,
-        arrays: Sequence[ArrayInfo],
-        constants: int,
-        choose: Choose | None,
-    ) -> None:
+    def __init__(self, target: Target, constants: int, choose: Choose | None) -> None:
         self.target = target
         self.choose = choose
         self.chosen: dict[tuple[Group, tuple[ArrayInfo, ...]], GpuContract | None] = {}
         self.uses: Counter[tuple[Group, tuple[ArrayInfo, ...]]] = Counter()
-        self.arrays = list(arrays)
+        self.arrays = Arrays()
         self.constants = constants
         self.packing = prepack_limit()
-        self.steps: list[KernelStep] = []
+        self.steps: list[AnyStep] = []
         self.known: dict[object, tuple[list[Lowered], list[ArrayInfo]]] = {}
 
-    def add(self, group: Group) -> None:
-        """Appends the steps of one group."""
+    def add(self, parts: Partition) -> None:
+        """Adds the arrays and steps of a program; those of its parameters come first."""
+        self.steps += Nesting(self.target, self.arrays, self.kernels).program(parts, Place()).steps
+
+    def kernels(self, group: Group, first: int, times: int) -> list[KernelStep]:
+        """The steps of one group, whose array 0 has the number ``first``."""
         key_group, outside = canonical(group)
-        infos = tuple([self.arrays[a] for a in outside])
-        fixed = self.packable(group, outside)
+        outside = tuple([first + a for a in outside])
+        infos = tuple([self.arrays.infos[a] for a in outside])
+        fixed = self.packable(key_group, outside)
         key = (key_group, infos, fixed)
         found = self.known.get(key)
         if found is None:
@@ -160,38 +163,36 @@ class _Lowering:
             context = TemplateContext(self.target, list(infos), fixed)
             found = self.known[key] = lower_group(key_group, schedule, context)
         if self.choose is not None:
-            self.uses[key_group, infos] += 1
+            self.uses[key_group, infos] += times
         kernels, temporaries = found
-        in_place, copies = updated_in_place(group), is_copy(group)
-        inside = list(outside)
-        for info in temporaries:
-            self.arrays.append(info)
-            inside.append(len(self.arrays) - 1)
-        for item in kernels:
-            arrays = tuple([inside[a] for a in item.arrays])
-            self.steps.append(KernelStep(item.kernel, arrays, group.origin, in_place, copies))
+        start = self.arrays.add(temporaries)
+        inside = (*outside, *range(start, start + len(temporaries)))
+        named, copies = updated_in_place(key_group), is_copy(key_group)
+        in_place = frozenset([(inside[a], inside[b]) for a, b in named])
+        return [
+            KernelStep(
+                item.kernel, tuple([inside[a] for a in item.arrays]), group.origin, in_place, copies
+            )
+            for item in kernels
+        ]
 
     def binds_too_many(self) -> bool:
         """Whether a kernel has more arrays than the target binds."""
         limit = self.target.max_bindings
-        return limit > 0 and any(len(step.kernel.buffers) > limit for step in self.steps)
-
-    def size(self, array: int) -> int:
-        """Bytes of an array."""
-        info = self.arrays[array]
-        return info.length * memory_type(info.elem).bytes
+        kernels = (item.kernel for items, _ in self.known.values() for item in items)
+        return limit > 0 and any(len(kernel.buffers) > limit for kernel in kernels)
 
     def packable(self, group: Group, outside: Sequence[int]) -> frozenset[int]:
-        """Constant operands of a product that there is memory to keep packed, by new number."""
+        """Constant operands of a canonical product that there is memory to keep packed."""
         if not isinstance(group, ContractGroup):
             return frozenset()
         operands = {group.lhs.array, group.rhs.array}
-        fixed = {a for a in operands if a < self.constants}
-        spent = int(sum(self.size(a) for a in fixed) * _PACKING)
+        fixed = {i for i in operands if outside[i] < self.constants}
+        spent = int(sum(self.arrays.size(outside[i]) for i in fixed) * _PACKING)
         if not fixed or len(fixed) == len(operands) or spent > self.packing:
             return frozenset()
         self.packing -= spent
-        return frozenset(i for i, a in enumerate(outside) if a in fixed)
+        return frozenset(fixed)
 
     def scheduled(self, group: Group, infos: tuple[ArrayInfo, ...]) -> GpuContract | None:
         """What was chosen for a canonical group."""

@@ -76,8 +76,9 @@ class Target:
     ``storage`` types may be loaded and stored, ``arithmetic`` types computed with; ``legalize``
     rewrites kernels that need others. ``cores`` is 0 where a GPU does not say how many it has.
     ``max_bindings`` arrays may one kernel have, and ``max_buffer_bytes`` one buffer; 0 stands for
-    any number. ``tensor_shapes`` are cooperative matrices of flexible dimensions, none of them
-    longer than ``tensor_dimension``. ``name`` is part of every cache key.
+    any number. Arrays of kernels start at multiples of ``alignment`` bytes. ``tensor_shapes`` are
+    cooperative matrices of flexible dimensions, none of them longer than ``tensor_dimension``.
+    ``name`` is part of every cache key.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Target:
     subgroup_ops: bool = False
     addressing: Addressing = Addressing.DEVICE_ADDRESS
     max_bindings: int = 0
+    alignment: int = 16
     max_buffer_bytes: int = 0
     coop_shapes: tuple[CoopShape, ...] = ()
     tensor_shapes: tuple[TensorShape, ...] = ()

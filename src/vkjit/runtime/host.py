@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from vkjit.errors import InternalError
-from vkjit.lowering.artifact import Plan, Range, Role
+from vkjit.lowering.artifact import HostCall, Plan, Range, Role
 from vkjit.runtime.device import (
     Device,
     DeviceBuffer,
@@ -180,6 +180,18 @@ def own(device: HostDevice, buffer: DeviceBuffer) -> HostBuffer:
     return buffer
 
 
-def bytes_of(memory: Sequence[Bytes], place: Range) -> Bytes:
-    """The bytes of a range."""
-    return memory[place.buffer][place.offset : place.offset + place.size]
+def bytes_of(memory: Sequence[Bytes], place: Range, turns: Sequence[int] = ()) -> Bytes:
+    """The bytes of a range in these turns of the loops around it, outermost first."""
+    at = place.at(turns)
+    return memory[at.buffer][at.offset : at.offset + at.size]
+
+
+def arguments_of(
+    memory: Sequence[Bytes], call: HostCall, turns: Sequence[int] = ()
+) -> list[HostArray]:
+    """Copies of the arguments of a call of the host."""
+    found: list[HostArray] = []
+    for place, (dtype, shape) in zip(call.arguments, call.types, strict=True):
+        data = bytes_of(memory, place, turns)[: math.prod(shape) * dtype.itemsize]
+        found.append(data.copy().view(dtype).reshape(shape))
+    return found

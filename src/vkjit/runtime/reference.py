@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never, final
 
+import numpy as np
+
 from vkjit.errors import ArgumentError, InternalError
-from vkjit.lowering.artifact import Copy, Launch, Plan
+from vkjit.lowering.artifact import Branch, Copy, HostCall, Launch, Loop, Plan, Step, While
 from vkjit.lowering.kernel.interpret import run
 from vkjit.lowering.kernel.interpret_ops import DTYPES
 from vkjit.lowering.target import REFERENCE, Target
 from vkjit.runtime.device import Device, DeviceBuffer, DeviceClass, DeviceInfo
-from vkjit.runtime.host import Bytes, HostDevice, HostLoaded, bytes_of
+from vkjit.runtime.host import Bytes, HostDevice, HostLoaded, arguments_of, bytes_of
 
 
 def discover() -> list[DeviceInfo]:
@@ -53,17 +55,36 @@ class ReferenceLoaded(HostLoaded):
 
     def execute(self, memory: Sequence[Bytes]) -> None:
         """Runs each step to its end before the next."""
-        for step in self.plan.steps:
-            match step:
-                case Launch():
-                    _launch(step, memory)
-                case Copy():
-                    bytes_of(memory, step.target)[:] = bytes_of(memory, step.source)
-                case _:
-                    assert_never(step)
+        _run(self.plan.steps, memory, ())
 
 
-def _launch(step: Launch, memory: Sequence[Bytes]) -> None:
+def _run(steps: Sequence[Step], memory: Sequence[Bytes], turns: tuple[int, ...]) -> None:
+    """Runs steps in the given turns of the loops around them, outermost first."""
+    for step in steps:
+        match step:
+            case Launch():
+                _launch(step, memory, turns)
+            case Copy():
+                bytes_of(memory, step.target, turns)[:] = bytes_of(memory, step.source, turns)
+            case Loop():
+                for turn in range(step.length):
+                    _run(step.body.steps, memory, (*turns, turn))
+            case While():
+                _run(step.condition.steps, memory, turns)
+                while bytes_of(memory, step.predicate, turns).any():
+                    _run(step.body.steps, memory, turns)
+                    _run(step.condition.steps, memory, turns)
+            case Branch():
+                index = int(bytes_of(memory, step.index, turns).view(np.int32)[0])
+                chosen = min(max(index, 0), len(step.branches) - 1)
+                _run(step.branches[chosen].steps, memory, turns)
+            case HostCall():
+                step.function(*arguments_of(memory, step, turns))
+            case _:
+                assert_never(step)
+
+
+def _launch(step: Launch, memory: Sequence[Bytes], turns: tuple[int, ...]) -> None:
     """Runs a kernel on typed views of its ranges."""
     kernel = step.kernel
     arrays: list[Bytes] = []
@@ -74,5 +95,5 @@ def _launch(step: Launch, memory: Sequence[Bytes]) -> None:
                 f"reference: kernel {kernel.name} declares {buffer.name} with {size} bytes, but "
                 f"gets {place.size}"
             )
-        arrays.append(bytes_of(memory, place)[:size].view(DTYPES[buffer.elem]))
+        arrays.append(bytes_of(memory, place, turns)[:size].view(DTYPES[buffer.elem]))
     run(kernel, arrays)

@@ -11,8 +11,11 @@ from tests.oracles import on_device
 from vkjit.errors import InternalError
 from vkjit.ir.evaluate import evaluate
 from vkjit.lowering.artifact import Launch
-from vkjit.lowering.assemble import KernelStep, Layout
+from vkjit.lowering.assemble import Layout, one_by_one
 from vkjit.lowering.compile import compile_program
+from vkjit.lowering.kernel.types import F32
+from vkjit.lowering.plan.groups import ArrayInfo
+from vkjit.lowering.steps import Arrays, KernelStep
 from vkjit.lowering.target import REFERENCE
 
 
@@ -41,9 +44,12 @@ def test_a_read_before_the_write_is_refused():
         for step, arrays in zip(launches, ((0, 1), (1, 2), (2, 3)), strict=True)
     ]
 
+    arrays = Arrays()
+    arrays.add([ArrayInfo(F32, 5)] * 4)
+
     def plan(order):
-        layout = Layout(lambda array: 20, inputs=1, results=[3])
-        return layout.plan("test", [[steps[n]] for n in order])
+        layout = Layout(arrays, inputs=1, results=[3])
+        return layout.plan("test", one_by_one([steps[n] for n in order]))
 
     assert len(plan((0, 1, 2))[0].steps) == 3
     with pytest.raises(InternalError, match="reads array 1 before anything has written it"):

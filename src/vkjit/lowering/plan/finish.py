@@ -33,12 +33,13 @@ from vkjit.lowering.plan.groups import (
     ReduceStep,
     ScalarStep,
     StoreStep,
+    Work,
 )
 
 NewArray = Callable[[ScalarType, int], int]
 
 
-def finished(work: Cluster | Group, new_array: NewArray) -> list[Group]:
+def finished(work: Cluster | Work, new_array: NewArray) -> Sequence[Work]:
     """The groups of a cluster: none when it stores nothing, two when its epilogue stands apart."""
     if not isinstance(work, Cluster):
         return [work]

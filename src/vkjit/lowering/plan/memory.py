@@ -74,7 +74,7 @@ def arena(live: Sequence[Lifetime], largest: int = 0) -> Arena:
     first, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
     offsets: dict[int, int] = {}
     for placed, item in enumerate(sorted(live, key=lambda t: (-t.size, t.first))):
-        size = _aligned(item.size)
+        size = aligned(item.size)
         clash = (first[:placed] <= item.last) & (last[:placed] >= item.first)
         start = _lowest_gap(low[:placed][clash], high[:placed][clash], size, limit)
         offsets[item.array] = start
@@ -83,7 +83,8 @@ def arena(live: Sequence[Lifetime], largest: int = 0) -> Arena:
     return Arena(offsets, int(high.max(initial=0)), live_peak(live), limit)
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """Bytes from the start of an array of ``size`` bytes to that of the next one."""
     return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
 
 
@@ -91,7 +92,7 @@ def _limit(live: Sequence[Lifetime], largest: int) -> int:
     """Bytes of one buffer: as many as there may be, but as many as the largest array has."""
     if not largest:
         return _UNLIMITED
-    return max(largest // ALIGNMENT * ALIGNMENT, *(_aligned(item.size) for item in live), ALIGNMENT)
+    return max(largest // ALIGNMENT * ALIGNMENT, *(aligned(item.size) for item in live), ALIGNMENT)
 
 
 def _lowest_gap(low: Offsets, high: Offsets, size: int, limit: int) -> int:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import final
 
+from vkjit.ir.program import Program
 from vkjit.lowering.kernel.specs import ViewSpec
 from vkjit.lowering.kernel.types import ScalarType
 from vkjit.lowering.kernel.views import View, dense
@@ -22,7 +23,7 @@ from vkjit.lowering.plan.cluster import (
     has_repeats,
     leaves,
 )
-from vkjit.lowering.plan.groups import IOTA, ArrayInfo, Group, LoadStep
+from vkjit.lowering.plan.groups import IOTA, ArrayInfo, LoadStep, Partition, Work
 
 _MUCH_LONGER = 4
 """A sum is much longer than one of a fourth of its terms."""
@@ -33,13 +34,17 @@ class Workspace:
     """Arrays and clusters so far. ``origin`` names the equation that is being placed.
 
     No more operations join a cluster that has more than ``max_arrays`` loads and stores, and no
-    value of more operations than that is deferred.
+    value of more operations than that is deferred. ``known`` are partitions of programs that run
+    inside this one.
     """
 
-    def __init__(self, max_arrays: int = MAX_ARRAYS) -> None:
+    def __init__(
+        self, max_arrays: int = MAX_ARRAYS, known: dict[Program, Partition] | None = None
+    ) -> None:
         self.max_arrays = max_arrays
+        self.known = {} if known is None else known
         self.arrays: list[ArrayInfo] = []
-        self.work: list[tuple[float, Cluster | Group]] = []
+        self.work: list[tuple[float, Cluster | Work]] = []
         self.origin = ""
         self._emitted: dict[object, int] = {}
 
@@ -73,7 +78,7 @@ class Workspace:
             first.position = float(len(self.work))
             self.work.append((first.position, first))
 
-    def ordered(self) -> list[Cluster | Group]:
+    def ordered(self) -> list[Cluster | Work]:
         """Clusters and groups in the order in which they run."""
         last = {id(work): at for at, work in self.work}
         latest = [(at, work) for at, work in self.work if last[id(work)] == at]
@@ -243,7 +248,7 @@ class Workspace:
             return LoadStep(array, dense(shape), bound.type)
         return LoadStep(place.array, view, bound.type)
 
-    def add_group(self, group: Group) -> float:
+    def add_group(self, group: Work) -> float:
         """Appends a group that is finished already; returns its position."""
         at = float(len(self.work))
         self.work.append((at, group))
