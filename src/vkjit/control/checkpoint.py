@@ -10,7 +10,7 @@ that no pass merges a recomputation with the original and keeps the original ali
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from vkjit.control.batched import size_of, spread_over
@@ -49,10 +49,14 @@ Flat = Callable[..., Sequence[Value]]
 @final
 @dataclass(frozen=True)
 class Checkpoint(Primitive):
-    """The results of ``body``; its derivative keeps what ``policy`` lets it save."""
+    """The results of ``body``; its derivative keeps what ``policy`` lets it save.
+
+    ``again`` says that the body computes again what another equation computed.
+    """
 
     body: Program
     policy: Policy
+    again: bool = False
 
     traits: ClassVar[Traits] = Traits(Kind.CONTROL, Remat.COSTLY)
 
@@ -87,7 +91,7 @@ class Checkpoint(Primitive):
             return [*outs, *[d for d in douts if d is not None]]
 
         values = [*primals, *[t for t in tangents if t is not None]]
-        outs = self._bind(both, values, f"{self.body.name}.jvp")
+        outs = self.applied(both, values, f"{self.body.name}.jvp")
         rest = iter(outs[len(given) :])
         return tuple(outs[: len(given)]), tuple([next(rest) if g else None for g in given])
 
@@ -99,8 +103,7 @@ class Checkpoint(Primitive):
         self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
     ) -> tuple[Tangent, ...]:
         """A checkpoint of the transposed body."""
-        back = _Back(self.body, cotangents, args, [None] * len(args))
-        pulled = back.pulled(self._bind(back, back.values, back.name))
+        pulled = self.transpose_onto(cotangents, args, [None] * len(args))
         sums = Cotangents()
         for var, ct in zip(self.body.params, pulled.sums, strict=True):
             if ct is not None:
@@ -117,7 +120,7 @@ class Checkpoint(Primitive):
     ) -> Pulled:
         """A checkpoint of the transposed body, which computes known values where it needs them."""
         back = _Back(self.body, cotangents, args, sums)
-        return back.pulled(self._bind(back, back.values, back.name))
+        return back.pulled(replace(self, again=True).applied(back, back.values, back.name))
 
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
         """A checkpoint of the batched body."""
@@ -130,7 +133,7 @@ class Checkpoint(Primitive):
                 for out, flag in zip(outs, spread, strict=True)
             ]
 
-        return tuple(self._bind(many, args, f"{self.body.name}.batch"))
+        return tuple(self.applied(many, args, f"{self.body.name}.batch"))
 
     def pruned(self, eqn: Eqn, live: Sequence[bool]) -> Eqn:
         """Drops results that nobody reads, and arguments that they alone needed."""
@@ -144,12 +147,12 @@ class Checkpoint(Primitive):
             tuple([p for p, _ in params]), smaller.eqns, smaller.results, smaller.name
         )
         outs = tuple([out for _, out in kept])
-        prim = Checkpoint(smaller, self.policy)
+        prim = replace(self, body=smaller)
         return Eqn(prim, tuple([a for _, a in params]), outs, eqn.source, eqn.region)
 
     def control(self) -> Control:
         """The body in the equation's place."""
-        return Inline(self.body)
+        return Inline(self.body, apart=self.again)
 
     def programs(self) -> tuple[Program, ...]:
         """The body."""
@@ -157,25 +160,29 @@ class Checkpoint(Primitive):
 
     def with_programs(self, programs: Sequence[Program]) -> Primitive:
         """A checkpoint of another body."""
-        return Checkpoint(programs[0], self.policy)
+        return replace(self, body=programs[0])
 
-    def _bind(self, fn: Flat, values: Sequence[Value], name: str) -> Sequence[Value]:
-        return checkpointed(fn, values, self.policy, name)
+    def applied(self, fn: Flat, values: Sequence[Value], name: str) -> Sequence[Value]:
+        """The results of ``fn``, of flat values, as a checkpoint like this one."""
+        staged = stage(fn, [aval_of(v) for v in values], name)
+        (program,) = staged.programs
+        given = [*staged.captured, *values]
+        # What only passes through stays what it is: its cotangents add up where it is used.
+        direct: dict[Atom, Value] = dict(zip(program.params, given, strict=True))
+        direct.update({r: r.value for r in program.results if isinstance(r, Literal)})
+        inner = tuple(dict.fromkeys([r for r in program.results if r not in direct]))
+        prim = replace(self, body=Program(program.params, program.eqns, inner, name))
+        if inner or prim.acts():
+            direct.update(zip(inner, bind_outs(prim, *given), strict=True))
+        return [direct[r] for r in program.results]
+
+
+_EMPTY = Program((), (), ())
 
 
 def checkpointed(fn: Flat, values: Sequence[Value], policy: Policy, name: str) -> Sequence[Value]:
     """``fn``, of flat values to flat values, as a checkpoint; its results on ``values``."""
-    staged = stage(fn, [aval_of(v) for v in values], name)
-    (program,) = staged.programs
-    given = [*staged.captured, *values]
-    # What only passes through stays what it is: its cotangents add up where it is used.
-    direct: dict[Atom, Value] = dict(zip(program.params, given, strict=True))
-    direct.update({r: r.value for r in program.results if isinstance(r, Literal)})
-    inner = tuple(dict.fromkeys([r for r in program.results if r not in direct]))
-    prim = Checkpoint(Program(program.params, program.eqns, inner, name), policy)
-    if inner or prim.acts():
-        direct.update(zip(inner, bind_outs(prim, *given), strict=True))
-    return [direct[r] for r in program.results]
+    return Checkpoint(_EMPTY, policy).applied(fn, values, name)
 
 
 @final
@@ -288,7 +295,8 @@ class _Split:
             self.known,
             self.fixed,
             [self.given[p] for p in self.fixed],
-            [(r, out) for r, out in still] + [(v, outside[v]) for v in new],
+            [*still, *[(v, outside[v]) for v in new]],
+            again=self.prim.again,
         )
         linear = self._eqn(
             [*again, *self.linear],
@@ -296,6 +304,7 @@ class _Split:
             [self.given.get(v) or outside[v] for v in saved]
             + [self.given[p] for p in self.tangents],
             changing,
+            again=True,
         )
         return Parts(known, linear)
 
@@ -322,12 +331,14 @@ class _Split:
         params: Sequence[Var],
         args: Sequence[Atom],
         results: Sequence[tuple[Atom, Var]],
+        *,
+        again: bool,
     ) -> tuple[Eqn, ...]:
         """A checkpoint of ``eqns``; none where nothing is asked of it."""
         if not results and not any(eqn.prim.acts() for eqn in eqns):
             return ()
         body = self.prim.body
         inner = Program(tuple(params), tuple(eqns), tuple([r for r, _ in results]), body.name)
-        prim = Checkpoint(dce(inner), self.prim.policy)
+        prim = Checkpoint(dce(inner), self.prim.policy, again)
         outs = tuple([out for _, out in results])
         return (Eqn(prim, tuple(args), outs, self.eqn.source, self.eqn.region),)

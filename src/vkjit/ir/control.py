@@ -71,9 +71,13 @@ class Call:
 @final
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """``body`` of the arguments, in the place of the equation, as a recomputation of its own."""
+    """``body`` of the arguments, in the place of the equation.
+
+    ``apart`` makes it a region of its own: a recomputation, which nothing may join to the original.
+    """
 
     body: Program
+    apart: bool = False
 
 
 Control = Scan | While | Branch | Call | Inline
