@@ -8,11 +8,13 @@ where they do not.
 from __future__ import annotations
 
 from vkjit import lax, nn, numpy, optim, random, tree, tuning
-from vkjit.api.autodiff import grad, hessian, jacfwd, jacrev, jvp, linearize, value_and_grad, vjp
+from vkjit.api.autodiff import grad, jvp, value_and_grad
 from vkjit.api.batching import vmap
 from vkjit.api.checkpoint import checkpoint, checkpoint_name
 from vkjit.api.custom import custom_jvp, custom_vjp
+from vkjit.api.jacobian import hessian, jacfwd, jacrev
 from vkjit.api.jit import jit
+from vkjit.api.pullback import NotNeeded, Pullback, linear_transpose, linearize, vjp
 from vkjit.api.ref import Ref
 from vkjit.api.staged import Lowered, MemoryReport, ShapeDtypeStruct, eval_shape, make_ir
 from vkjit.array import Array
@@ -33,7 +35,9 @@ __all__ = [
     "Array",
     "Lowered",
     "MemoryReport",
+    "NotNeeded",
     "Profile",
+    "Pullback",
     "Ref",
     "ShapeDtypeStruct",
     "checkpoint",
@@ -55,6 +59,7 @@ __all__ = [
     "jit",
     "jvp",
     "lax",
+    "linear_transpose",
     "linearize",
     "make_ir",
     "nn",

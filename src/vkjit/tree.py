@@ -25,6 +25,7 @@ __all__ = [
     "TreeDef",
     "all",
     "flatten",
+    "flatten_up_to",
     "flatten_with_path",
     "keystr",
     "leaves",
@@ -100,6 +101,23 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], TreeDef]:
     """The leaves of ``tree`` in order, and its structure."""
     found, definition = optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
     return found, definition
+
+
+def flatten_up_to(treedef: TreeDef, tree: Any) -> list[Any]:
+    """What ``tree`` has in the place of each leaf of ``treedef``.
+
+    None stands for None in the place of every leaf below it.
+
+    Raises:
+        ValueError: the structures differ above those leaves.
+    """
+    if tree is None:
+        return [None] * treedef.num_leaves
+    level = treedef.one_level()
+    if level is None:
+        return [tree]
+    pairs = zip(treedef.children(), level.flatten_up_to(tree), strict=True)
+    return [leaf for child, part in pairs for leaf in flatten_up_to(child, part)]
 
 
 def unflatten(treedef: TreeDef, leaves: Iterable[Any]) -> Any:

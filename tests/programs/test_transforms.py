@@ -13,8 +13,9 @@ import vkjit.numpy as vnp
 from tests.oracles import arrays_of
 from tests.strategies import programs, seeds
 from vkjit import dtypes, tree
-from vkjit.api.autodiff import grad, jvp, vjp
+from vkjit.api.autodiff import grad, jvp
 from vkjit.api.batching import vmap
+from vkjit.api.pullback import vjp
 from vkjit.api.staged import make_ir
 from vkjit.ir.check import check
 from vkjit.ir.evaluate import evaluate

@@ -369,7 +369,7 @@ class CustomVjp(Custom):
         leaves: list[Value | None] = []
         for number, part, of in zip(call.moving, parts, call.in_tree.children(), strict=True):
             try:
-                leaves.extend(_up_to(of, part))
+                leaves.extend(tree.flatten_up_to(of, part))
             except ValueError as error:
                 raise ShapeError(
                     f"{what} returned a cotangent of structure {tree.structure(part)} for "
@@ -462,14 +462,3 @@ def _like(value: Value, of: Aval, what: str) -> Value:
     if given.dtype != of.dtype and not given.weak:
         raise DTypeError(f"{what} is {given}, expected {of}; cast it with .astype(...)")
     return asarray(value, of.dtype)
-
-
-def _up_to(of: tree.TreeDef, value: Any) -> list[Any]:
-    """What ``value`` has at each leaf of ``of``; None stands for None at every leaf below it."""
-    if value is None:
-        return [None] * of.num_leaves
-    level = of.one_level()
-    if level is None:
-        return [value]
-    pairs = zip(of.children(), level.flatten_up_to(value), strict=True)
-    return [leaf for child, part in pairs for leaf in _up_to(child, part)]

@@ -1,0 +1,121 @@
+"""Jacobians and Hessians: derivatives along all unit vectors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from vkjit import tree
+from vkjit.api.autodiff import jvp
+from vkjit.api.batching import vmap
+from vkjit.api.flat import name_of, positions
+from vkjit.api.pullback import vjp
+from vkjit.ir.primitive import Value
+from vkjit.numpy import eye, reshape
+from vkjit.trace import aval_of
+
+Function = Callable[..., Any]
+
+
+def jacfwd(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
+    """The Jacobian of ``fn``, one column per input element, by forward mode.
+
+    The result nests the structure of the output outside that of the argument; each leaf has the
+    output's shape followed by the input's.
+    """
+
+    @wraps(fn)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        chosen, of_chosen, diff = _select(fn, argnums, args, kwargs)
+        leaves, in_tree = tree.flatten(tuple(diff))
+
+        def push(*tangents: Value) -> Any:
+            return jvp(of_chosen, diff, tree.unflatten(in_tree, tangents))[1]
+
+        columns = vmap(push, out_axes=-1)(*_basis(leaves))
+        return _nested(columns, leaves, in_tree, isinstance(argnums, int), len(chosen))
+
+    return wrapped
+
+
+def jacrev(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
+    """The Jacobian of ``fn`` by reverse mode, one row per output element; shape as ``jacfwd``."""
+
+    @wraps(fn)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        chosen, of_chosen, diff = _select(fn, argnums, args, kwargs)
+        value, pullback = vjp(of_chosen, *diff)
+        outs, out_tree = tree.flatten(value)
+        rows = vmap(lambda *cts: pullback(tree.unflatten(out_tree, cts)))(*_basis(outs))
+        flat_rows, in_tree = tree.flatten(rows)
+        per_out: list[Any] = []
+        start = 0
+        for out in outs:
+            of = aval_of(out)
+            cut = [r[start : start + of.size] for r in flat_rows]
+            parts = [reshape(c, (*of.shape, *aval_of(c).shape[1:])) for c in cut]
+            nested = tree.unflatten(in_tree, parts)
+            per_out.append(nested[0] if isinstance(argnums, int) else tuple(nested))
+            start += of.size
+        del chosen
+        return tree.unflatten(out_tree, per_out)
+
+    return wrapped
+
+
+def hessian(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
+    """Second derivatives of ``fn``: forward over reverse."""
+    return jacfwd(jacrev(fn, argnums), argnums)
+
+
+def _select(
+    fn: Function, argnums: int | Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[tuple[int, ...], Function, list[Any]]:
+    """Positions to differentiate, ``fn`` of those arguments alone, and their values."""
+    chosen = positions(argnums, len(args), f"jacobian of {name_of(fn)}")
+
+    def of_chosen(*parts: Any) -> Any:
+        full = list(args)
+        for i, part in zip(chosen, parts, strict=True):
+            full[i] = part
+        return fn(*full, **kwargs)
+
+    return chosen, of_chosen, [args[i] for i in chosen]
+
+
+def _basis(leaves: Sequence[Value]) -> list[Value]:
+    """For each leaf, the unit vectors of all leaves together along a leading axis."""
+    avals = [aval_of(v) for v in leaves]
+    total = sum(a.size for a in avals)
+    out: list[Value] = []
+    start = 0
+    for of in avals:
+        block = eye(total, of.size, k=-start, dtype=of.dtype)
+        out.append(reshape(block, (total, *of.shape)))
+        start += of.size
+    return out
+
+
+def _nested(
+    columns: Any,
+    leaves: Sequence[Value],
+    in_tree: tree.TreeDef,
+    single: bool,  # noqa: FBT001  one caller
+    count: int,
+) -> Any:
+    """Columns of a Jacobian split by input leaf, inside the structure of the output."""
+    ends = np.cumsum([aval_of(v).size for v in leaves])
+
+    def per_output(column: Value) -> Any:
+        shape = aval_of(column).shape[:-1]
+        parts = [
+            reshape(column[..., end - aval_of(v).size : end], (*shape, *aval_of(v).shape))
+            for v, end in zip(leaves, ends.tolist(), strict=True)
+        ]
+        nested = tree.unflatten(in_tree, parts)
+        return nested[0] if single else tuple(nested[i] for i in range(count))
+
+    return tree.map(per_output, columns)
