@@ -39,7 +39,10 @@ def test_products_and_trees():
 def test_is_the_adjoint_under_jit_and_vmap(device: str):
     rng = np.random.default_rng(0)
     a, x, ct = (rng.standard_normal(s).astype(np.float32) for s in ((5, 4), (4,), (5,)))
-    f = lambda v: jnp.cumsum(a @ v)
+
+    def f(v: Any) -> Any:
+        return jnp.cumsum(a @ v)
+
     with vj.default_device(device):
         transposed = vj.linear_transpose(f, x)
         (back,) = vj.jit(transposed)(ct)

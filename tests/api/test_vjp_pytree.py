@@ -20,7 +20,10 @@ def model(params: Any, x: Any) -> Any:
 
 def arguments() -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(3)
-    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+
+    def draw(*shape: int) -> Any:
+        return rng.standard_normal(shape).astype(np.float32)
+
     return {"w1": draw(4, 5), "w2": draw(5, 3)}, draw(2, 4), draw(2, 3)
 
 
@@ -170,7 +173,9 @@ def test_pullbacks_are_batched_and_differentiated():
         _, pullback = vj.vjp(model, params, x)
         return (pullback(ct)[1] ** 2).sum()
 
-    back = lambda x: (expected(params, x, ct)[1].astype(np.float64) ** 2).sum()
+    def back(x: Any) -> Any:
+        return (expected(params, x, ct)[1].astype(np.float64) ** 2).sum()
+
     h = 1e-3
     bumped = [[(back(x + d) - back(x - d)) / (2 * h) for d in row] for row in unit(x, h)]
     np.testing.assert_allclose(vj.grad(squared)(x), bumped, rtol=2e-2, atol=1e-2)

@@ -28,7 +28,6 @@ TABLES = ("gradients", "dtypes", "shapes", "numerics", "runtime", "device")
 ERRORS = (TypeError, ValueError, RuntimeError, IndexError)
 MISSING = {
     "grad-vmap-of-cond-is-nan-safe": "lax.cond",
-    "grad-custom-vjp-nondiff-argument-order": "custom_vjp",
     "grad-scan-wrt-sequence-and-carry": "lax.scan",
     "grad-fori-loop-with-cond": "lax.fori_loop",
     "grad-checkpoint-replays-randomness": "checkpoint",
