@@ -24,6 +24,8 @@ from vkjit.control.inner import (
     same_type,
     types,
     where_each,
+    with_params,
+    with_results,
     zero_of,
 )
 from vkjit.control.stage import Staged, stage_together
@@ -183,10 +185,10 @@ class Cond(Primitive):
     def pruned(self, eqn: Eqn, live: Sequence[bool]) -> Eqn:
         """Without results that nobody reads and operands that no branch reads."""
         _, keep = parted(range(len(live)), live)
-        branches = [_with_results(b, [b.results[i] for i in keep]) for b in self.branches]
+        branches = [with_results(b, [b.results[i] for i in keep]) for b in self.branches]
         used = joined([reads(branch) for branch in branches])
         _, args = parted(eqn.args[1:], used)
-        short = [_with_params(branch, parted(branch.params, used)[1]) for branch in branches]
+        short = [with_params(branch, parted(branch.params, used)[1]) for branch in branches]
         outs = tuple(eqn.outs[i] for i in keep)
         return Eqn(Cond(tuple(short)), (eqn.args[0], *args), outs, eqn.source, eqn.region)
 
@@ -317,14 +319,6 @@ def _of(column: Sequence[Aval | Var]) -> Var:
     """A new variable for what one slot holds."""
     of = next(s.aval for s in column if isinstance(s, Var))
     return Var(aval(of.shape, of.dtype))
-
-
-def _with_results(program: Program, results: Sequence[Atom]) -> Program:
-    return dce(Program(program.params, program.eqns, tuple(results), program.name))
-
-
-def _with_params(program: Program, params: Sequence[Var]) -> Program:
-    return Program(tuple(params), program.eqns, program.results, program.name)
 
 
 def _batched(

@@ -15,6 +15,7 @@ from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 from vkjit.ops.logical import select
 from vkjit.ops.structural import Broadcast, broadcast
 from vkjit.passes.batch import batch
+from vkjit.passes.dce import dce
 from vkjit.passes.jvp import jvp
 from vkjit.passes.transpose import transpose
 from vkjit.trace import aval_of, trace
@@ -152,6 +153,16 @@ def reads(program: Program) -> list[bool]:
     atoms = [a for eqn in program.eqns for a in eqn.args]
     read = {a for a in (*atoms, *program.results) if isinstance(a, Var)}
     return [p in read for p in program.params]
+
+
+def with_results(program: Program, results: Sequence[Atom]) -> Program:
+    """A program that gives other results."""
+    return dce(Program(program.params, program.eqns, tuple(results), program.name))
+
+
+def with_params(program: Program, params: Sequence[Var]) -> Program:
+    """A program that takes other parameters."""
+    return Program(tuple(params), program.eqns, program.results, program.name)
 
 
 def spread_of(program: Program, avals: Sequence[Aval], batched: Sequence[bool]) -> list[bool]:
