@@ -6,6 +6,7 @@ Operands of one call have one dtype; Python scalars adapt. The elementwise funct
 
 from __future__ import annotations
 
+from vkjit.lax._control import associative_scan, map, scan
 from vkjit.lax._dynamic import (
     dynamic_index_in_dim,
     dynamic_slice,
@@ -127,6 +128,7 @@ __all__ = [
     "argmin",
     "asin",
     "asinh",
+    "associative_scan",
     "atan",
     "atan2",
     "atanh",
@@ -181,6 +183,7 @@ __all__ = [
     "log1p",
     "logistic",
     "lt",
+    "map",
     "max",
     "min",
     "mul",
@@ -202,6 +205,7 @@ __all__ = [
     "rev",
     "round",
     "rsqrt",
+    "scan",
     "select",
     "shift_left",
     "shift_right_arithmetic",

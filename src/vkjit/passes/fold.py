@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vkjit.ir.avals import aval
+from vkjit.ir.primitive import Kind
 from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 
 
@@ -47,8 +48,10 @@ def fold(program: Program) -> Program:
 
 
 def _constant(eqn: Eqn, args: tuple[Atom, ...]) -> Literal | None:
-    """The value of a rank-0 equation of literals."""
-    if not args or len(eqn.outs) != 1 or eqn.prim.acts() or eqn.outs[0].aval.shape != ():
+    """The value of a rank-0 equation of literals; loops may be long, and are left to run."""
+    if not args or len(eqn.outs) != 1 or eqn.outs[0].aval.shape != ():
+        return None
+    if eqn.prim.traits.kind is Kind.CONTROL:
         return None
     values = [np.asarray(a.value) for a in args if isinstance(a, Literal)]
     if len(values) != len(args):

@@ -10,13 +10,22 @@ from vkjit.passes.cse import cse
 from vkjit.passes.dce import dce
 from vkjit.passes.fold import fold
 from vkjit.passes.hoist import hoist
+from vkjit.passes.inline import inline
+from vkjit.passes.inner import inner, lift
 
 Pass = Callable[[Program], Program]
 
-SIMPLIFY: tuple[Pass, ...] = (dce, fold, cse, dce, hoist)
-"""dce first, so that later passes do no work on dead equations; cse after fold, which makes equal
-equations equal in form; dce again for what folding left unread; hoist last, since only the order
-in which partition meets the equations depends on it."""
+
+def bodies(program: Program) -> Program:
+    """Simplifies the programs that equations run."""
+    return inner(program, simplify)
+
+
+SIMPLIFY: tuple[Pass, ...] = (dce, inline, bodies, lift, fold, cse, dce, hoist)
+"""dce first, so that later passes do no work on dead equations; bodies before what is lifted out
+of them, which fold and cse then see; cse after fold, which makes equal equations equal in form; dce
+again for what folding left unread; hoist last, since only the order in which partition meets the
+equations depends on it."""
 
 
 def simplify(program: Program, *, checked: bool = False) -> Program:

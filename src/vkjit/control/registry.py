@@ -1,0 +1,9 @@
+"""Every primitive that runs programs; for tests and documentation, never for passes."""
+
+from __future__ import annotations
+
+from vkjit.control.scan import Scan
+from vkjit.ir.primitive import Primitive
+
+CONTROL: tuple[type[Primitive], ...] = (Scan,)
+"""What may occur in a program besides the operations of ``vkjit.ops.registry``."""
