@@ -7,6 +7,7 @@ Operands of one call have one dtype; Python scalars adapt. The elementwise funct
 from __future__ import annotations
 
 from vkjit.lax._control import associative_scan, map, scan
+from vkjit.lax._branches import cond, fori_loop, switch, while_loop
 from vkjit.lax._dynamic import (
     dynamic_index_in_dim,
     dynamic_slice,
@@ -146,6 +147,7 @@ __all__ = [
     "clamp",
     "clz",
     "concatenate",
+    "cond",
     "convert_element_type",
     "cos",
     "cosh",
@@ -170,6 +172,7 @@ __all__ = [
     "expand_dims",
     "expm1",
     "floor",
+    "fori_loop",
     "full",
     "full_like",
     "ge",
@@ -221,8 +224,10 @@ __all__ = [
     "squeeze",
     "stop_gradient",
     "sub",
+    "switch",
     "tan",
     "tanh",
     "top_k",
     "transpose",
+    "while_loop",
 ]
