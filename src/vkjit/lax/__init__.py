@@ -6,8 +6,8 @@ Operands of one call have one dtype; Python scalars adapt. The elementwise funct
 
 from __future__ import annotations
 
-from vkjit.lax._control import associative_scan, map, scan
 from vkjit.lax._branches import cond, fori_loop, switch, while_loop
+from vkjit.lax._control import associative_scan, map, scan
 from vkjit.lax._dynamic import (
     dynamic_index_in_dim,
     dynamic_slice,
