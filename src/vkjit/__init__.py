@@ -12,8 +12,10 @@ from vkjit.api.autodiff import grad, jvp, value_and_grad
 from vkjit.api.batching import vmap
 from vkjit.api.checkpoint import checkpoint, checkpoint_name
 from vkjit.api.custom import custom_jvp, custom_vjp
+from vkjit.api.explain import Explanation, explain
 from vkjit.api.jacobian import hessian, jacfwd, jacrev
 from vkjit.api.jit import jit
+from vkjit.api.misses import Miss, explain_misses
 from vkjit.api.pullback import NotNeeded, Pullback, linear_transpose, linearize, vjp
 from vkjit.api.ref import Ref
 from vkjit.api.staged import Lowered, MemoryReport, ShapeDtypeStruct, eval_shape, make_ir
@@ -33,8 +35,10 @@ remat = checkpoint
 
 __all__ = [
     "Array",
+    "Explanation",
     "Lowered",
     "MemoryReport",
+    "Miss",
     "NotNeeded",
     "Profile",
     "Pullback",
@@ -51,6 +55,8 @@ __all__ = [
     "devices",
     "enable_x64",
     "eval_shape",
+    "explain",
+    "explain_misses",
     "grad",
     "hessian",
     "info",
