@@ -15,9 +15,10 @@ from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Value
 from vkjit.ir.program import Program
 from vkjit.ir.text import text
-from vkjit.lowering.artifact import Copy, Launch, Plan, PlannedBuffer, Role, Step
+from vkjit.lowering.artifact import Launch, Plan, Role, leaves
 from vkjit.lowering.compile import Choose, Compiled, compile_program
 from vkjit.lowering.kernel.text import text as kernel_text
+from vkjit.lowering.plan_text import plan_text
 from vkjit.lowering.spirv.emit import emit
 from vkjit.lowering.spirv.text import text as assembly
 from vkjit.lowering.target import Target, TargetKind
@@ -99,7 +100,7 @@ class Lowered:
             case "groups":
                 return "\n".join(map(str, self.compiled.groups))
             case "kernels":
-                steps = [s for s in self.plan.steps if not isinstance(s, Copy)]
+                steps = [s for s in leaves(self.plan.steps) if isinstance(s, Launch)]
                 distinct = dict.fromkeys(kernel_text(s.kernel) for s in steps)
                 return "\n\n".join(distinct)
             case "plan":
@@ -180,9 +181,12 @@ def lower_program(
 
 
 def spirv_text(plan: Plan, target: Target) -> str:
-    """The modules of a plan's kernels, each once, with the origins of all its launches."""
+    """The modules of a plan's kernels, each once, with the origins of all its launches.
+
+    Steps are numbered as the leaves of the plan are.
+    """
     launches: dict[int, list[tuple[int, Launch]]] = {}
-    for position, step in enumerate(plan.steps):
+    for position, step in enumerate(leaves(plan.steps)):
         if isinstance(step, Launch):
             launches.setdefault(id(step.kernel), []).append((position, step))
     modules: list[str] = []
@@ -195,29 +199,6 @@ def spirv_text(plan: Plan, target: Target) -> str:
             f"{assembly(emit(kernel, target))}"
         )
     return "\n".join(modules)
-
-
-def plan_text(plan: Plan) -> str:
-    """A plan as text: buffers, then steps with the barriers before them."""
-    lines = [f"plan {plan.name} peak={plan.peak_bytes} arena={plan.arena_bytes}"]
-    lines += [f"  buffer {i}: {_buffer(b)}" for i, b in enumerate(plan.buffers)]
-    for i, step in enumerate(plan.steps):
-        if i in plan.barriers:
-            lines.append("  barrier")
-        lines.append(f"  {i}: {_step(step)}")
-    return "\n".join(lines)
-
-
-def _buffer(b: PlannedBuffer) -> str:
-    taken = f" takes input {b.donated}" if b.donated is not None else ""
-    return f"{b.role.value} {b.position} {b.size} bytes{taken}"
-
-
-def _step(step: Step) -> str:
-    if isinstance(step, Copy):
-        return f"copy {step.source} -> {step.target}"
-    args = ", ".join(f"{r.buffer}[{r.offset}:{r.offset + r.size}]" for r in step.arguments)
-    return f"{step.kernel.name} {step.kernel.grid} ({args})  # {'; '.join(step.origin)}"
 
 
 def make_ir(fn: Callable[..., Any]) -> Callable[..., Program]:
