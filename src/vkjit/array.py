@@ -14,39 +14,16 @@ from typing import Any, ClassVar, SupportsIndex, cast
 import numpy as np
 
 import vkjit.numpy as jnp
+from vkjit.concrete import concretization_error
 from vkjit.dtypes import DType
-from vkjit.errors import TracerError, UserError
+from vkjit.errors import UserError
 from vkjit.ir.avals import Aval
 from vkjit.numpy import _scatter
 from vkjit.numpy._at import At
-from vkjit.trace import Tracer, aval_of, maker
+from vkjit.trace import Tracer, aval_of
 
 ArrayLike = Any
 Axis = SupportsIndex | Sequence[SupportsIndex] | None
-
-_INSTEAD = {
-    "bool": "use vkjit.numpy.where(...) to choose by a traced value",
-    "int": "make the argument static (static_argnums), or keep the computation in arrays",
-    "float": "keep the computation in arrays; return the value to read it",
-    "complex": "keep the computation in arrays; return the value to read it",
-    "index": "make the argument static (static_argnums); use vkjit.numpy.take or "
-    "vkjit.lax.dynamic_slice to index by a traced value",
-    "array": "use vkjit.numpy instead of numpy inside a traced function; return the value to read",
-}
-
-
-def concretization_error(value: Tracer, kind: str) -> TracerError:
-    """The error for reading a traced value.
-
-    Args:
-        value: the tracer.
-        kind: what was asked for: bool, int, float, complex, index or array.
-    """
-    made = maker(value)
-    return TracerError(
-        f"{kind}: a traced value {value.aval} (made at {made}) has no concrete value while the "
-        f"function is traced; {_INSTEAD[kind]}"
-    )
 
 
 class Array(ABC):

@@ -13,7 +13,8 @@ from typing import Any, final
 
 import numpy as np
 
-from vkjit.array import Array, concretization_error
+from vkjit.array import Array
+from vkjit.concrete import concretization_error
 from vkjit.dtypes import canonical
 from vkjit.errors import DonatedBufferError
 from vkjit.ir.avals import Aval, aval
