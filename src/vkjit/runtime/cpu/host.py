@@ -83,6 +83,7 @@ def target(host: Host, threads: int) -> Target:
         arithmetic=frozenset(arithmetic),
         vector_bytes=host.vector_bytes,
         threads=threads,
+        alignment=1,
         features=frozenset(name for name, on in host.features.items() if on),
     )
 

@@ -345,12 +345,19 @@ class _Query:
             addressing=addressing,
             max_bindings=self.max_bindings() if addressing is Addressing.DESCRIPTOR else 0,
             max_buffer_bytes=min(self.v11.maxMemoryAllocationSize, self.max_buffer()),
+            alignment=self._alignment(addressing),
             coop_shapes=self._coop_shapes(),
             tensor_shapes=self._tensor_shapes(),
             tensor_dimension=self._tensor_dimension(),
             features=self._feature_names(),
             quirks=self._quirks(),
         )
+
+    def _alignment(self, addressing: Addressing) -> int:
+        """Where arrays may start: vector accesses need 16 bytes, descriptors may need more."""
+        if addressing is Addressing.DEVICE_ADDRESS:
+            return 16
+        return max(16, self.properties.properties.limits.minStorageBufferOffsetAlignment)
 
     def _quirks(self) -> tuple[Quirk, ...]:
         """Vulkan lets drivers be 2.5 ULP off in division; those that run on the CPU are exact."""
