@@ -75,6 +75,23 @@ class DonatedBufferError(CallError, RuntimeError):
 
 
 @final
+class GradientError(UserError, AssertionError):
+    """A derivative does not agree with differences of values, or with that of another device."""
+
+
+@final
+class MemoryBudgetError(CallError, RuntimeError):
+    """No plan that was found fits a memory budget.
+
+    ``smallest`` is the least budget, in bytes, that is known to be met: with it the call compiles.
+    """
+
+    def __init__(self, message: str, smallest: int) -> None:
+        super().__init__(message)
+        self.smallest = smallest
+
+
+@final
 class ConfigError(UserError, ValueError):
     """A configuration file has an unknown key or an invalid value."""
 
@@ -82,6 +99,36 @@ class ConfigError(UserError, ValueError):
 @final
 class DataError(UserError, ValueError):
     """A data set or a model file is empty, truncated, foreign or unsupported."""
+
+
+@final
+class CheckError(UserError, AssertionError):
+    """A ``debug.check`` failed.
+
+    Attributes:
+        reason: what failed where, with values.
+        examples: the failing example in each batch of ``vmap``, outermost first.
+    """
+
+    def __init__(self, reason: str, examples: tuple[int, ...] = ()) -> None:
+        self.reason = reason
+        self.examples = examples
+        which = ", ".join(map(str, examples))
+        super().__init__(f"{reason}\n  in example {which} of vmap" if examples else reason)
+
+    def of_example(self, number: int) -> CheckError:
+        """The same failure, in one example of a batch."""
+        return CheckError(self.reason, (number, *self.examples))
+
+
+@final
+class KeyReuseError(UserError, ValueError):
+    """A random key was consumed twice, so that numbers meant to be independent are equal."""
+
+
+@final
+class NonFiniteError(UserError, FloatingPointError):
+    """A value became NaN, or infinite where that was asked for, inside ``debug.nans``."""
 
 
 @final

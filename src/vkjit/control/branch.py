@@ -49,7 +49,7 @@ from vkjit.ir.primitive import (
 from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 from vkjit.ops.compare import eq, ge, le
 from vkjit.ops.special import stop_gradient
-from vkjit.passes.batch import batch
+from vkjit.passes.batch import batch, only
 from vkjit.passes.dce import dce
 from vkjit.passes.linearize import read_from_outside, separate
 from vkjit.passes.residuals import residuals
@@ -156,7 +156,8 @@ class Cond(Primitive):
         for position, branch in enumerate(self.branches):
             taken = self._taken(numbers, position)
             guarded = [where_each(taken, v, stop_gradient(v)) if _differs(v) else v for v in whole]
-            results, spread = batch(branch, guarded, flags)
+            with only(taken):
+                results, spread = batch(branch, guarded, flags)
             pairs = zip(results, spread, strict=True)
             own = [v if has else spread_over(v, size) for v, has in pairs]
             if position:

@@ -41,7 +41,7 @@ from vkjit.ir.primitive import (
 from vkjit.ir.program import Atom, Eqn, Program, Source, Var
 from vkjit.ops.reduce import reduce_or
 from vkjit.ops.structural import zeros
-from vkjit.passes.batch import batch
+from vkjit.passes.batch import batch, only
 from vkjit.passes.dce import dce
 from vkjit.passes.linearize import separate
 from vkjit.trace import aval_of, bind_outs
@@ -304,9 +304,10 @@ class _Batch:
 
         def turn(*values: Value) -> list[Value]:
             before, going = values[first:-1], values[-1]
-            after = self._turn(*values[count:-1])
-            kept = [where_each(going, a, b) for a, b in zip(after, before, strict=True)]
-            return [*kept, *self._goes_on(*values[:count], *kept)]
+            with only(going):
+                after = self._turn(*values[count:-1])
+                kept = [where_each(going, a, b) for a, b in zip(after, before, strict=True)]
+                return [*kept, *self._goes_on(*values[:count], *kept)]
 
         def any_goes_on(*values: Value) -> list[Value]:
             return [reduce_or(values[-1], (0,))]

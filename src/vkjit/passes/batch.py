@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import final
 
-from vkjit.ir.primitive import Value
-from vkjit.ir.program import Atom, Program, Var
+from vkjit.ir.primitive import Kind, Value
+from vkjit.ir.program import Atom, Eqn, Program, Var
 from vkjit.trace import bind_outs, source_of
+
+
+@final
+class _State(threading.local):
+    """Who takes what is being batched in this thread: booleans for each example, in every one."""
+
+    def __init__(self) -> None:
+        self.masks: tuple[Value, ...] = ()
+
+
+_state = _State()
+
+
+@contextmanager
+def only(mask: Value) -> Generator[None]:
+    """What is batched inside the block acts for the examples where ``mask`` is true, and no others.
+
+    Other values are computed for all examples, as where branches that some take run for all.
+    """
+    before = _state.masks
+    _state.masks = (*before, mask)
+    try:
+        yield
+    finally:
+        _state.masks = before
+
+
+def masks() -> tuple[Value, ...]:
+    """What an acting primitive must heed while it is batched: it acts where all are true."""
+    return _state.masks
 
 
 def batch(
@@ -28,7 +61,7 @@ def batch(
         args = [_value(a, env) for a in eqn.args]
         flags = [isinstance(a, Var) and a in spread for a in eqn.args]
         with source_of(eqn):
-            if any(flags):
+            if any(flags) or (_state.masks and _only_acts(eqn)):
                 outs = eqn.prim.batch_outs(args, flags)
                 spread.update(eqn.outs)
             else:
@@ -36,6 +69,12 @@ def batch(
         env.update(zip(eqn.outs, outs, strict=True))
     results = [_value(r, env) for r in program.results]
     return results, [isinstance(r, Var) and r in spread for r in program.results]
+
+
+def _only_acts(eqn: Eqn) -> bool:
+    """Whether an equation calls the host; those that run programs are batched by their values."""
+    prim = eqn.prim
+    return prim.traits.kind is Kind.CONTROL and not prim.programs() and prim.acts()
 
 
 def _value(atom: Atom, env: dict[Var, Value]) -> Value:
