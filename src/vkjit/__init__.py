@@ -7,9 +7,10 @@ where they do not.
 
 from __future__ import annotations
 
-from vkjit import lax, nn, numpy, optim, random, tree, tuning
+from vkjit import debug, lax, nn, numpy, optim, random, tree, tuning
 from vkjit.api.autodiff import grad, jvp, value_and_grad
 from vkjit.api.batching import vmap
+from vkjit.api.check_grads import check_grads
 from vkjit.api.checkpoint import checkpoint, checkpoint_name
 from vkjit.api.custom import custom_jvp, custom_vjp
 from vkjit.api.explain import Explanation, explain
@@ -18,6 +19,7 @@ from vkjit.api.jit import jit
 from vkjit.api.misses import Miss, explain_misses
 from vkjit.api.pullback import NotNeeded, Pullback, linear_transpose, linearize, vjp
 from vkjit.api.ref import Ref
+from vkjit.api.saved import print_saved, saved_residuals
 from vkjit.api.staged import Lowered, MemoryReport, ShapeDtypeStruct, eval_shape, make_ir
 from vkjit.array import Array
 from vkjit.control import policies as checkpoint_policies
@@ -44,11 +46,13 @@ __all__ = [
     "Pullback",
     "Ref",
     "ShapeDtypeStruct",
+    "check_grads",
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
     "custom_jvp",
     "custom_vjp",
+    "debug",
     "default_device",
     "default_matmul_precision",
     "device_put",
@@ -71,9 +75,11 @@ __all__ = [
     "nn",
     "numpy",
     "optim",
+    "print_saved",
     "profile",
     "random",
     "remat",
+    "saved_residuals",
     "stop_gradient",
     "tree",
     "tuning",
