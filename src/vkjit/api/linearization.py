@@ -116,19 +116,16 @@ class Linearization:
         lead = len(traced.captured)
         in_avals = tuple(traced.program.in_avals[lead:])
         floats = tuple(i for i, a in enumerate(in_avals) if is_float(a.dtype))
-        program = derivative_of(traced, floats)
         out_avals = traced.program.out_avals
         main = len(out_avals)
-        count = len(traced.program.params)
-        parts = split(program, range(count, count + len(floats)), main)
-        known = dce(parts.known)
+        known, linear = separated(traced, floats)
         leaf = {v: i for i, v in enumerate(known.params[lead:])}
         saved = known.results[main:]
         values = apply_program(known, [*traced.captured, *leaves])
         self.outs = values[:main]
         self.residuals = values[main:]
         self.derivative = Derivative(
-            program=dce(parts.linear),
+            program=linear,
             in_avals=in_avals,
             out_avals=out_avals,
             floats=floats,
@@ -141,6 +138,19 @@ class Linearization:
     def pull(self, cotangents: Sequence[Value]) -> list[Value]:
         """A cotangent for each argument leaf."""
         return self.derivative.pull(self.residuals, cotangents)
+
+
+def separated(traced: Traced, floats: Sequence[int]) -> tuple[Program, Program]:
+    """The known and the linear program of a function; results of the former end in residuals.
+
+    Args:
+        traced: the function.
+        floats: leaves of its arguments that have a tangent.
+    """
+    main, count = len(traced.program.results), len(traced.program.params)
+    program = derivative_of(traced, floats)
+    parts = split(program, range(count, count + len(floats)), main)
+    return dce(parts.known), dce(parts.linear)
 
 
 def derivative_of(traced: Traced, floats: Sequence[int]) -> Program:

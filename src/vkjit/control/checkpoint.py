@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from vkjit.control.batched import size_of, spread_over
-from vkjit.control.policies import Decision, Policy
+from vkjit.control.policies import Decision, Policy, parse
 from vkjit.control.stage import stage
 from vkjit.errors import ShapeError
 from vkjit.ir.avals import Aval
@@ -57,6 +57,12 @@ class Checkpoint(Primitive):
     body: Program
     policy: Policy
     again: bool = False
+
+    def __post_init__(self) -> None:
+        # The text form writes a policy as its text.
+        given: object = self.policy
+        if isinstance(given, str):
+            object.__setattr__(self, "policy", parse(given))
 
     traits: ClassVar[Traits] = Traits(Kind.CONTROL, Remat.COSTLY)
 
@@ -154,6 +160,10 @@ class Checkpoint(Primitive):
         """The body in the equation's place."""
         return Inline(self.body, apart=self.again)
 
+    def parameters(self) -> dict[str, object]:
+        """The policy as text."""
+        return {"body": self.body, "policy": str(self.policy), "again": self.again}
+
     def programs(self) -> tuple[Program, ...]:
         """The body."""
         return (self.body,)
@@ -161,6 +171,11 @@ class Checkpoint(Primitive):
     def with_programs(self, programs: Sequence[Program]) -> Primitive:
         """A checkpoint of another body."""
         return replace(self, body=programs[0])
+
+    def saves(self, eqn: Eqn) -> Decision:
+        """What the policy says of an equation's results."""
+        avals = [a.aval for a in eqn.args]
+        return self.policy(eqn.prim, *avals, **eqn.prim.parameters())
 
     def applied(self, fn: Flat, values: Sequence[Value], name: str) -> Sequence[Value]:
         """The results of ``fn``, of flat values, as a checkpoint like this one."""
@@ -313,8 +328,7 @@ class _Split:
 
         def decide(eqn: Eqn) -> Decision:
             if eqn not in decisions:
-                avals = [a.aval for a in eqn.args]
-                decisions[eqn] = self.prim.policy(eqn.prim, *avals, **eqn.prim.parameters())
+                decisions[eqn] = self.prim.saves(eqn)
             return decisions[eqn]
 
         return chosen(

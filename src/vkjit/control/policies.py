@@ -12,10 +12,11 @@ writes and calls of the host are never repeated: what they give is saved.
 
 from __future__ import annotations
 
+import ast
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from vkjit.errors import ArgumentError
 from vkjit.ir.avals import Aval
@@ -60,6 +61,9 @@ class _Given(ABC):
         self, prim: Primitive, avals: tuple[Aval, ...], params: dict[str, object]
     ) -> Decision: ...
 
+    @abstractmethod
+    def __str__(self) -> str: ...
+
 
 def _is_plain_dot(prim: Primitive) -> bool:
     return isinstance(prim, DotGeneral) and not prim.lhs_batch
@@ -75,6 +79,9 @@ class Everything(_Given):
     ) -> Decision:
         return True
 
+    def __str__(self) -> str:
+        return "everything_saveable"
+
 
 @final
 @dataclass(frozen=True)
@@ -85,6 +92,9 @@ class Nothing(_Given):
         self, prim: Primitive, avals: tuple[Aval, ...], params: dict[str, object]
     ) -> Decision:
         return False
+
+    def __str__(self) -> str:
+        return "nothing_saveable"
 
 
 @final
@@ -97,6 +107,9 @@ class Dots(_Given):
     ) -> Decision:
         return prim.traits.kind is Kind.CONTRACT
 
+    def __str__(self) -> str:
+        return "dots_saveable"
+
 
 @final
 @dataclass(frozen=True)
@@ -107,6 +120,9 @@ class DotsWithNoBatchDims(_Given):
         self, prim: Primitive, avals: tuple[Aval, ...], params: dict[str, object]
     ) -> Decision:
         return _is_plain_dot(prim)
+
+    def __str__(self) -> str:
+        return "dots_with_no_batch_dims_saveable"
 
 
 @final
@@ -121,6 +137,9 @@ class OnlyNames(_Given):
     ) -> Decision:
         return isinstance(prim, Name) and prim.label in self.names
 
+    def __str__(self) -> str:
+        return f"save_only_these_names({_listed(self.names)})"
+
 
 @final
 @dataclass(frozen=True)
@@ -133,6 +152,9 @@ class OtherNames(_Given):
         self, prim: Primitive, avals: tuple[Aval, ...], params: dict[str, object]
     ) -> Decision:
         return isinstance(prim, Name) and prim.label not in self.names
+
+    def __str__(self) -> str:
+        return f"save_any_names_but_these({_listed(self.names)})"
 
 
 @final
@@ -147,6 +169,9 @@ class AnythingButNames(_Given):
     ) -> Decision:
         return not (isinstance(prim, Name) and prim.label in self.names)
 
+    def __str__(self) -> str:
+        return f"save_anything_except_these_names({_listed(self.names)})"
+
 
 @final
 @dataclass(frozen=True)
@@ -160,6 +185,9 @@ class Either(_Given):
         self, prim: Primitive, avals: tuple[Aval, ...], params: dict[str, object]
     ) -> Decision:
         return self.first(prim, *avals, **params) or self.second(prim, *avals, **params)
+
+    def __str__(self) -> str:
+        return f"save_from_both_policies({self.first}, {self.second})"
 
 
 @final
@@ -178,6 +206,13 @@ class NamesAndOffload(_Given):
             return self.where
         return isinstance(prim, Name) and prim.label in self.saved
 
+    def __str__(self) -> str:
+        return (
+            f"save_and_offload_only_these_names(names_which_can_be_saved={sorted(self.saved)}, "
+            f"names_which_can_be_offloaded={sorted(self.offloaded)}, "
+            f"offload_src={self.where.src!r}, offload_dst={self.where.dst!r})"
+        )
+
 
 @final
 @dataclass(frozen=True)
@@ -190,6 +225,9 @@ class OffloadDots(_Given):
         self, prim: Primitive, avals: tuple[Aval, ...], params: dict[str, object]
     ) -> Decision:
         return self.where if _is_plain_dot(prim) else False
+
+    def __str__(self) -> str:
+        return f"offload_dot_with_no_batch_dims({self.where.src!r}, {self.where.dst!r})"
 
 
 everything_saveable = Everything()
@@ -249,6 +287,10 @@ def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Offloa
     return OffloadDots(_between(offload_src, offload_dst))
 
 
+def _listed(names: frozenset[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))
+
+
 def _names(given: Sequence[str]) -> frozenset[str]:
     wrong = [n for n in given if not isinstance(n, str)]  # pyright: ignore[reportUnnecessaryIsInstance]  callers are users
     if wrong or isinstance(given, str):
@@ -265,3 +307,47 @@ def _between(src: str, dst: str) -> Offload:
             f"{HOST!r}"
         )
     return Offload(src, dst)
+
+
+_NAMED: Mapping[str, Any] = {
+    f.__name__: f
+    for f in (
+        save_only_these_names,
+        save_any_names_but_these,
+        save_anything_except_these_names,
+        save_from_both_policies,
+        save_and_offload_only_these_names,
+        offload_dot_with_no_batch_dims,
+    )
+} | {
+    str(p): p
+    for p in (
+        everything_saveable,
+        nothing_saveable,
+        dots_saveable,
+        dots_with_no_batch_dims_saveable,
+    )
+}
+
+
+def parse(text: str) -> Policy:
+    """The policy that prints as ``text``.
+
+    Raises:
+        ArgumentError: no policy of this module does.
+    """
+    try:
+        return _value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, KeyError, TypeError) as error:
+        raise ArgumentError(
+            f"checkpoint policy: {text!r}; expected the text of one of {', '.join(_NAMED)}"
+        ) from error
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name):
+        return _NAMED[node.id]
+    if isinstance(node, ast.Call):
+        keywords = {k.arg or "": _value(k.value) for k in node.keywords}
+        return _value(node.func)(*map(_value, node.args), **keywords)
+    return ast.literal_eval(node)

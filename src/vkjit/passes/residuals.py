@@ -26,14 +26,10 @@ def residuals(known: Sequence[Eqn], params: Sequence[Var], read: Sequence[Var]) 
         params: variables that are there anyway.
         read: variables that the linear part reads.
     """
-    wanted = set(read)
+    wanted = _with_sources(known, read)
     depth: dict[Var, int] = dict.fromkeys(params, 0)
     kept: list[Var] = []
     for eqn in known:
-        source = _better_source(eqn, depth, wanted)
-        if source is not None:
-            depth[source] = 0
-            kept.append(source)
         chain = _chain(eqn, depth)
         for out in eqn.outs:
             if out in depth:
@@ -145,11 +141,15 @@ def _is_free(eqn: Eqn) -> bool:
     )
 
 
-def _better_source(eqn: Eqn, depth: dict[Var, int], wanted: set[Var]) -> Var | None:
-    """The operand of a view or cast to save in place of its result, when it is no larger."""
-    if not _repeatable(eqn) or not _is_free(eqn) or eqn.outs[0] not in wanted:
-        return None
-    operand = eqn.args[0]
-    if not isinstance(operand, Var) or operand in depth:
-        return None
-    return operand if operand.aval.nbytes <= eqn.outs[0].aval.nbytes else None
+def _with_sources(known: Sequence[Eqn], read: Sequence[Var]) -> set[Var]:
+    """Values that are read, and operands to save in place of views and casts of them.
+
+    Operands that are larger than the result are none of these.
+    """
+    wanted = set(read)
+    for eqn in reversed(known):
+        if _repeatable(eqn) and _is_free(eqn) and eqn.outs[0] in wanted:
+            operand = eqn.args[0]
+            if isinstance(operand, Var) and operand.aval.nbytes <= eqn.outs[0].aval.nbytes:
+                wanted.add(operand)
+    return wanted
