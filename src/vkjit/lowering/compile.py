@@ -32,6 +32,7 @@ from vkjit.lowering.plan.hazards import check_order
 from vkjit.lowering.plan.memory import Arena
 from vkjit.lowering.plan.partition import partition
 from vkjit.lowering.plan.schedule import GpuContract
+from vkjit.lowering.plan.turns import check_turns
 from vkjit.lowering.plan.workspace import Workspace
 from vkjit.lowering.sharing import in_levels, without_copies
 from vkjit.lowering.steps import AnyStep, Arrays, KernelStep
@@ -114,6 +115,7 @@ def compile_program(
         levels = in_levels(each_call, arrays, layout.outside())
     plan, space = layout.plan(program.name, levels, target.max_buffer_bytes)
     check_order(plan)
+    check_turns(plan)
     return Compiled(plan, setup, parts.groups, space, lowering.choices())
 
 

@@ -214,9 +214,8 @@ class Nesting:
         pairs = zip(operands[start:], results, strict=True)
         before = [CopyStep(a, r, group.origin) for a, r in pairs]
         repeat = Repeat(self.levels(condition), predicate, self.levels(body))
-        writes = (*results, predicate)
-        read = (*operands[:start], *writes)
-        return [*before, ControlStep(repeat, read, writes, group.origin)]
+        read = (*operands[:start], *results)
+        return [*before, ControlStep(repeat, read, (*results, predicate), group.origin)]
 
     # -- branch ---------------------------------------------------------------------------------
 
