@@ -317,13 +317,19 @@ def in_region(region: int) -> Generator[None]:
 
 
 @contextmanager
-def source_of(eqn: Eqn) -> Generator[None]:
-    """Operations inside the block are recorded as coming from ``eqn``'s line."""
+def source_of(eqn: Eqn, *, backward: bool = False) -> Generator[None]:
+    """Operations inside the block are recorded as coming from ``eqn``'s line.
+
+    ``backward`` says that they compute its cotangents.
+    """
     current = _state.current
     if current is None:
         yield
         return
-    before, current.source = current.source, eqn.source
+    source = eqn.source
+    if backward and source is not None and not source.backward:
+        source = Source(source.code, source.last, backward=True)
+    before, current.source = current.source, source
     try:
         yield
     finally:

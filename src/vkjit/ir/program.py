@@ -32,13 +32,17 @@ def _line(code: CodeType, last: int) -> int:
 
 @final
 class Source:
-    """Where in the user's code an equation came from; the line is looked up when asked for."""
+    """Where in the user's code an equation came from; the line is looked up when asked for.
 
-    __slots__ = ("code", "last")
+    ``backward`` marks the cotangents of what that line computes.
+    """
 
-    def __init__(self, code: CodeType, last: int) -> None:
+    __slots__ = ("backward", "code", "last")
+
+    def __init__(self, code: CodeType, last: int, *, backward: bool = False) -> None:
         self.code = code
         self.last = last
+        self.backward = backward
 
     @property
     def line(self) -> int:

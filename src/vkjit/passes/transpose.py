@@ -51,7 +51,7 @@ def pull(
         if isinstance(result, Var) and result in known.linear and ct is not None:
             sums.add(result, ct)
     for eqn in reversed(known.pending):
-        with source_of(eqn):
+        with source_of(eqn, backward=True):
             _pull_one(eqn, known, sums)
 
 
