@@ -8,41 +8,88 @@ from typing import final
 from vkjit.lowering.plan.order import Order, by_levels
 from vkjit.lowering.steps import AnyStep, Arrays, ControlStep, CopyStep, Levels
 
+_SMALL = 1 << 16
+"""Bytes that may be kept alive for longer to save a copy."""
+
 
 def without_copies(
     steps: Sequence[AnyStep], arrays: Arrays, kept: Collection[int]
 ) -> list[AnyStep]:
     """Has temporaries be made where they are copied to, if nobody reads them after that.
 
-    Their arrays are put into those that the copies, or branches that may work in place, write.
+    Their arrays are put into those that copies, or branches that may work in place, write. What is
+    copied out of a small array with more than one place stays there likewise.
 
     Args:
         steps: of one block, in order.
         arrays: all arrays.
         kept: what the block is given and what it gives, which is no temporary of it.
     """
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for position, step in enumerate(steps):
-        for array in map(arrays.memory, step.arrays):
-            first.setdefault(array, position)
-            last[array] = position
-    fixed = set(kept)
+    spans = _Spans(steps, arrays, kept)
     for position, step in enumerate(steps):
         if not isinstance(step, (CopyStep, ControlStep)):
             continue
         for source, target in sorted(step.in_place):
-            free = source not in fixed and not arrays.is_put(source) and last[source] == position
-            fresh = not arrays.is_put(target) and first[target] == position
-            if free and fresh and first[source] < position:
+            if spans.may_be_made_in(source, target, position):
                 arrays.put(source, target)
-                first[target] = first[source]
+            elif isinstance(step, CopyStep) and spans.may_stay_in(source, target, position):
+                arrays.put(target, source)
     return [s for s in steps if not (isinstance(s, CopyStep) and _is_nothing(s, arrays))]
 
 
+@final
+class _Spans:
+    """From which step to which the arrays of a block are in use."""
+
+    def __init__(self, steps: Sequence[AnyStep], arrays: Arrays, kept: Collection[int]) -> None:
+        self._arrays = arrays
+        self._kept = set(map(arrays.memory, kept))
+        self._spans: dict[int, tuple[int, int]] = {}
+        for position, step in enumerate(steps):
+            for array in map(arrays.memory, step.arrays):
+                first, _ = self._spans.get(array, (position, position))
+                self._spans[array] = first, position
+
+    def may_be_made_in(self, source: int, target: int, position: int) -> bool:
+        """Whether ``source`` ends, and the memory of ``target`` begins, with this step."""
+        if not self._is_free(source) or not self._is_alone(target):
+            return False
+        place = self._arrays.memory(target)
+        (first, last), (begins, ends) = self._spans[source], self._spans[place]
+        if last != position or begins != position or first == position:
+            return False
+        self._spans[place] = first, ends
+        return True
+
+    def may_stay_in(self, source: int, target: int, position: int) -> bool:
+        """Whether ``target`` begins, and the memory of ``source`` ends, with this step."""
+        place = self._arrays.memory(source)
+        if place == source or not self._is_free(target) or not self._is_alone(source):
+            return False
+        (begins, ends), (first, last) = self._spans[target], self._spans[place]
+        if begins != position or last != position or place in self._kept:
+            return False
+        self._spans[place] = first, ends
+        return True
+
+    def _is_free(self, array: int) -> bool:
+        """Whether it is a temporary that may be put somewhere."""
+        return array not in self._kept and not self._arrays.is_put(array)
+
+    def _is_alone(self, array: int) -> bool:
+        """Whether what is put there keeps little else alive."""
+        place = self._arrays.memory(array)
+        if place == array:
+            return not self._arrays.is_put(array)
+        return place not in self._kept and self._arrays.size(place) <= _SMALL
+
+
 def _is_nothing(step: CopyStep, arrays: Arrays) -> bool:
+    """Whether both are one memory now, be it part of another."""
+    one = arrays.base(step.source) == step.target or arrays.base(step.target) == step.source
     same = arrays.memory(step.source) == arrays.memory(step.target)
-    return same and arrays.size(step.source) == arrays.size(arrays.memory(step.target))
+    whole = arrays.size(step.source) == arrays.size(arrays.memory(step.target))
+    return one or (same and whole)
 
 
 @final

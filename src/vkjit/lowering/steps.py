@@ -238,6 +238,11 @@ class Arrays:
         """Whether the array lies in another."""
         return array in self._parts
 
+    def base(self, array: int) -> int | None:
+        """The array that this one was put into."""
+        part = self._parts.get(array)
+        return None if part is None else part.base
+
     def memory(self, array: int) -> int:
         """The array that stands for the memory of this one in one turn of the loops around it."""
         part = self._parts.get(array)
