@@ -7,7 +7,16 @@ import sys
 
 from benchmarks import harness
 
-NAMES = ("gemm", "elementwise", "rows", "mlp_step", "call_overhead", "compile_time", "lora_step")
+NAMES = (
+    "gemm",
+    "elementwise",
+    "rows",
+    "mlp_step",
+    "call_overhead",
+    "compile_time",
+    "layers",
+    "lora_step",
+)
 
 
 def main() -> int:

@@ -89,7 +89,12 @@ def numpy_namespace() -> Namespace:
             scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
         return np.einsum("bhqk,bkhd->bqhd", softmax(scores), v)
 
-    lax = SimpleNamespace(rsqrt=lambda x: 1.0 / np.sqrt(x), stop_gradient=lambda x: x)
+    def scan(body: Callable[..., Any], carry: Tree, xs: Tree) -> tuple[Tree, None]:
+        for n in range(len(tree_leaves(xs)[0])):
+            carry, _ = body(carry, tree_map(lambda x, turn=n: x[turn], xs))
+        return carry, None
+
+    lax = SimpleNamespace(rsqrt=lambda x: 1.0 / np.sqrt(x), stop_gradient=lambda x: x, scan=scan)
     nn = SimpleNamespace(
         softmax=softmax, silu=lambda x: x / (1.0 + np.exp(-x)), dot_product_attention=attention
     )

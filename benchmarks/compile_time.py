@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import Array, Case, Namespace, Tree
+from benchmarks.case import Array, Case, Namespace, Tree, tree_map
 
 
 def _case(name: str, function: str, equations: int, *, quick: bool = True) -> Case:
@@ -26,15 +26,19 @@ CASES = (
     _case("chain of 1000", "chain", 1000, quick=False),
     _case("chain of 5000", "chain", 5000, quick=False),
     _case("150 dots", "dots", 300),
+    _case("1000 inputs", "inputs", 2000, quick=False),
 )
 
 
 def inputs(case: Case) -> tuple[Tree, ...]:
-    """A vector, or a matrix and a square weight."""
+    """A vector, a matrix and a square weight, or a list of vectors."""
     generator = np.random.default_rng(9)
     if case.params["function"] == "dots":
         x = generator.standard_normal((32, 64), dtype=np.float32)
         return x, 0.1 * generator.standard_normal((64, 64), dtype=np.float32)
+    if case.params["function"] == "inputs":
+        count = case.params["equations"] // 2
+        return ([generator.standard_normal(64, dtype=np.float32) for _ in range(count)],)
     return (generator.standard_normal(1000, dtype=np.float32),)
 
 
@@ -51,7 +55,13 @@ def _function(tanh: Callable[[Array], Array], case: Case) -> Callable[..., Array
             x = tanh(x @ weight)
         return x
 
-    return chain if case.params["function"] == "chain" else dots
+    def many(parts: list[Array]) -> Array:
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + tanh(part)
+        return total
+
+    return {"chain": chain, "dots": dots, "inputs": many}[case.params["function"]]
 
 
 def program(ns: Namespace, case: Case) -> Callable[..., Array]:
@@ -63,7 +73,8 @@ def torch_program(
     torch: Any, case: Case, given: tuple[Tree, ...], wrap: Callable[..., Any]
 ) -> Callable[[], Any]:
     """The same, eager or compiled."""
-    function, tensors = wrap(_function(torch.tanh, case)), [torch.from_numpy(x) for x in given]
+    function = wrap(_function(torch.tanh, case))
+    tensors = [tree_map(torch.from_numpy, x) for x in given]
     return lambda: function(*tensors)
 
 
