@@ -21,11 +21,11 @@ def bodies(program: Program) -> Program:
     return inner(program, simplify)
 
 
-SIMPLIFY: tuple[Pass, ...] = (dce, inline, bodies, lift, fold, cse, dce, hoist)
+SIMPLIFY: tuple[Pass, ...] = (dce, inline, bodies, lift, fold, inline, cse, dce, hoist)
 """dce first, so that later passes do no work on dead equations; bodies before what is lifted out
-of them, which fold and cse then see; cse after fold, which makes equal equations equal in form; dce
-again for what folding left unread; hoist last, since only the order in which partition meets the
-equations depends on it."""
+of them, which fold and cse then see; inline again for choices that fold decided; cse after fold,
+which makes equal equations equal in form; dce again for what folding left unread; hoist last, since
+only the order in which partition meets the equations depends on it."""
 
 
 def simplify(program: Program, *, checked: bool = False) -> Program:
