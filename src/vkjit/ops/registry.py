@@ -16,6 +16,7 @@ from vkjit.ops import (
     logical,
     math,
     movement,
+    naming,
     power,
     reduce,
     reshaping,
@@ -46,6 +47,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     sort,
     contract,
     indexing,
+    naming,
     rng,
     write,
 )
