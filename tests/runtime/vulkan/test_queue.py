@@ -153,7 +153,7 @@ def test_a_recording_that_fails_is_made_anew(fresh):
     device = fresh(Addressing.DESCRIPTOR)
     loaded = device.load(long_chain(2))
     x, other = device.upload(values()), device.upload(values() + 1)
-    recording = loaded._new(None)
+    recording = device.recording(loaded._only, measures=False)
     loaded._ring.append(recording)
     spans = [x.span, *(device.memory.take(size) for size, _ in loaded._made)]
     recording.submit(spans)
@@ -204,7 +204,7 @@ def test_split_plans_give_the_same_results(vulkan, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("VKJIT_SUBMIT_SECONDS", seconds)
     loaded = vulkan.load(long_chain())
     submissions = {"1e-6": 10, "1e-7": 100, "inf": 1}[seconds]
-    assert len(loaded.parts) == submissions
+    assert loaded.submissions == submissions
     before = vulkan.queue.submitted
     results = [loaded.run([x])[0] for _ in range(3)]
     assert vulkan.queue.submitted == before + 3 * submissions
@@ -223,14 +223,14 @@ def test_slices_of_a_grid_cover_it(vulkan, monkeypatch: pytest.MonkeyPatch, grid
     for seconds in ("1e-7", "1e-9"):
         monkeypatch.setenv("VKJIT_SUBMIT_SECONDS", seconds)
         loaded = vulkan.load(plan)
-        assert len(loaded.parts) > 1
+        assert loaded.submissions > 1
         (y,) = loaded.run([vulkan.upload(values())])
         np.testing.assert_array_equal(vulkan.download(y, np.float32, (COUNT,)), values() * 2)
 
 
 @pytest.mark.parametrize("grid", [(7, 1, 1), (3, 5, 1), (2, 3, 4), (1, 1, 6)])
 def test_slices_are_a_partition(vulkan_instance, grid: tuple[int, int, int]):
-    from vkjit.runtime.vulkan.split import slices  # noqa: PLC0415  needs a Vulkan loader
+    from vkjit.runtime.vulkan.estimate import slices  # noqa: PLC0415  needs a Vulkan loader
 
     for count in range(1, 40):
         covered: list[tuple[int, ...]] = []

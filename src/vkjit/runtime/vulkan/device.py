@@ -17,21 +17,26 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from vkjit.errors import DeviceError, InternalError, OutOfMemoryError
-from vkjit.lowering.artifact import Launch, Plan
+from vkjit.lowering.artifact import Launch, Plan, leaves
 from vkjit.lowering.legalize import FUSED_FMA
 from vkjit.lowering.target import Addressing, Target
 from vkjit.runtime.device import Device, DeviceBuffer, Hardware, HostArray, MemoryStats
+from vkjit.runtime.vulkan.addressed import AddressedRecording
 from vkjit.runtime.vulkan.buffer import VulkanBuffer
+from vkjit.runtime.vulkan.described import DescribedRecording
+from vkjit.runtime.vulkan.drive import Driver
 from vkjit.runtime.vulkan.features import Capabilities, query
 from vkjit.runtime.vulkan.ffi import Handle, check
 from vkjit.runtime.vulkan.instance import Instance
-from vkjit.runtime.vulkan.loaded import Recording, VulkanLoaded
+from vkjit.runtime.vulkan.loaded import VulkanLoaded
 from vkjit.runtime.vulkan.logical import LogicalDevice
 from vkjit.runtime.vulkan.memory import Heap, Span, array_heap
 from vkjit.runtime.vulkan.memory_types import MemoryKind, has_memory
 from vkjit.runtime.vulkan.pipeline import Pipelines
 from vkjit.runtime.vulkan.probe import has_fused_fma
 from vkjit.runtime.vulkan.queue import Queue
+from vkjit.runtime.vulkan.recording import Recording
+from vkjit.runtime.vulkan.stretch import Stretch
 from vkjit.runtime.vulkan.transfers import Transfers
 
 _SMALL = 64 << 10  # bytes that the host writes into device memory faster than it submits a copy
@@ -71,7 +76,7 @@ class VulkanDevice(Device):
         # Also when the process ends without closing the device.
         weakref.finalize(self, self.pipelines.save)
         self._loaded: weakref.WeakSet[VulkanLoaded] = weakref.WeakSet()
-        self._retired: deque[Recording] = deque()
+        self._retired: deque[Recording | Driver] = deque()
         _opened.add(self)
         if self.target.quirks and has_fused_fma(self):
             self.target = replace(self.target, features=self.target.features | {FUSED_FMA})
@@ -136,6 +141,10 @@ class VulkanDevice(Device):
             self._transfers.read(owned.span, result.ctypes.data, size)
         return cast(HostArray, result.view(kind).reshape(shape))
 
+    def read(self, span: Span, array: HostArray) -> None:
+        """Fills a host array with memory that is written."""
+        self._transfers.read(span, array.ctypes.data, array.nbytes)
+
     # -- plans ------------------------------------------------------------------------------------
 
     def load(self, plan: Plan, constants: Sequence[DeviceBuffer] = ()) -> VulkanLoaded:
@@ -151,10 +160,16 @@ class VulkanDevice(Device):
         """Emits the kernels of ``plan``; drivers compile them in other threads."""
         self._require_open()
         with self.lock:
-            kernels = [step.kernel for step in plan.steps if isinstance(step, Launch)]
+            kernels = [step.kernel for step in leaves(plan.steps) if isinstance(step, Launch)]
             return [*self.pipelines.begin(list(dict.fromkeys(kernels)))]
 
-    def retire(self, recordings: Sequence[Recording]) -> None:
+    def recording(self, stretch: Stretch, *, measures: bool) -> Recording:
+        """A new recording in the target's way of addressing; with ``measures`` it has times."""
+        if self.target.addressing is Addressing.DEVICE_ADDRESS:
+            return AddressedRecording(self, stretch, measures=measures)
+        return DescribedRecording(self, stretch, measures=measures)
+
+    def retire(self, recordings: Sequence[Recording | Driver]) -> None:
         """Keeps recordings that nobody needs any more until :meth:`reap`; takes no lock."""
         self._retired.extend(recordings)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import final
 
 from vkjit.errors import OutOfMemoryError
-from vkjit.lowering.artifact import Copy, Launch, Plan, Range, Role
+from vkjit.lowering.artifact import Copy, Launch, Plan, Range, Role, leaves
 from vkjit.lowering.kernel.types import Access
 from vkjit.runtime.vulkan.memory import Heap, rounded
 
@@ -113,19 +113,20 @@ class Forecast:
         return [(place.size, found[place], self._made_by(place)) for place in order[:_SHOWN]]
 
     def _places(self) -> Iterable[Range]:
-        for step in self._plan.steps:
-            yield from step.arguments if isinstance(step, Launch) else (step.source, step.target)
+        for step in leaves(self._plan.steps):
+            places = (step.source, step.target) if isinstance(step, Copy) else step.arguments
+            yield from (place.cover() for place in places)
 
     def _made_by(self, place: Range) -> str:
         """The operations and source lines of the first step that writes there, or reads it."""
         buffer = self._plan.buffers[place.buffer]
         number = "" if buffer.role is Role.ARENA else f" {buffer.position}"
         for wanted in ((Access.WRITE, Access.READ_WRITE), (Access.READ,)):
-            for step in self._plan.steps:
-                if isinstance(step, Copy):
+            for step in leaves(self._plan.steps):
+                if not isinstance(step, Launch):
                     continue
                 for argument, declared in zip(step.arguments, step.kernel.buffers, strict=True):
-                    if argument.overlaps(place) and declared.access in wanted:
+                    if argument.cover().overlaps(place) and declared.access in wanted:
                         verb = " read by " if declared.access is Access.READ else " made by "
                         return f"{number}{verb}{', '.join(step.origin) or step.kernel.name}"
         return number

@@ -82,9 +82,11 @@ class LogicalDevice:
         with self._lock:
             self.live[kind] += change
 
-    def allocate_commands(self, pool: Handle) -> Handle:
-        """A primary command buffer, which lives as long as its pool."""
-        info = struct("VkCommandBufferAllocateInfo", commandPool=pool, commandBufferCount=1)
+    def allocate_commands(self, pool: Handle, level: int) -> Handle:
+        """A command buffer of a ``VkCommandBufferLevel``, which lives as long as its pool."""
+        info = struct(
+            "VkCommandBufferAllocateInfo", commandPool=pool, level=level, commandBufferCount=1
+        )
         handle = array("VkCommandBuffer", [NULL])
         allocate = self.functions.vkAllocateCommandBuffers
         check(allocate(self.handle, info, handle), "vkAllocateCommandBuffers")

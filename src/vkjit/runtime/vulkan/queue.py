@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from vkjit.errors import DeviceError
@@ -28,6 +28,9 @@ from vkjit.runtime.vulkan.logical import LogicalDevice
 _WAIT_NANOSECONDS = 100_000_000  # then Python may handle signals, and the wait goes on
 _SPIN_SECONDS = 50e-6  # waking up from a wait costs a GPU's user about as much
 _REMEMBERED = 64  # labels of submissions, for the message of a lost device
+_PRIMARY: int = constants.VK_COMMAND_BUFFER_LEVEL_PRIMARY
+_SECONDARY: int = constants.VK_COMMAND_BUFFER_LEVEL_SECONDARY
+_AGAIN: int = constants.VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT
 _TIMEOUT: int = constants.VK_TIMEOUT
 _TRANSFER: int = constants.VK_PIPELINE_STAGE_TRANSFER_BIT
 _COMPUTE: int = constants.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT
@@ -40,11 +43,17 @@ _ACCESSES: int = (
 
 @final
 class Commands:
-    """A command buffer that can be recorded again, with its submission prepared."""
+    """A command buffer that can be recorded again, with its submission prepared.
 
-    def __init__(self, device: LogicalDevice, pool: Handle, semaphore: Handle) -> None:
-        self.handle = device.allocate_commands(pool)
+    A ``segment`` is executed by others instead, any number of times.
+    """
+
+    def __init__(
+        self, device: LogicalDevice, pool: Handle, semaphore: Handle, *, segment: bool = False
+    ) -> None:
+        self.handle = device.allocate_commands(pool, _SECONDARY if segment else _PRIMARY)
         self._device = device
+        self.is_segment = segment
         self._value = ffi.new("uint64_t *")
         timeline = struct(
             "VkTimelineSemaphoreSubmitInfo",
@@ -59,7 +68,10 @@ class Commands:
             signalSemaphoreCount=1,
             pSignalSemaphores=array("VkSemaphore", [semaphore]),
         )
-        self._begin = struct("VkCommandBufferBeginInfo")
+        inherited = struct("VkCommandBufferInheritanceInfo") if segment else NULL
+        self._begin = struct(
+            "VkCommandBufferBeginInfo", flags=_AGAIN if segment else 0, pInheritanceInfo=inherited
+        )
         self._work = _memory_barrier(_WRITES, _ACCESSES)
         self._host = _memory_barrier(_WRITES, constants.VK_ACCESS_HOST_READ_BIT)
 
@@ -67,11 +79,17 @@ class Commands:
         """Sets the timeline value of the next submission."""
         self._value[0] = value
 
-    def begin(self) -> None:
-        """Starts recording, after everything submitted earlier."""
+    def begin(self, *, again: bool = False) -> None:
+        """Starts recording, after everything submitted earlier; a segment stands anywhere.
+
+        With ``again`` the commands may be submitted while they are running.
+        """
         vk = self._device.functions
+        if not self.is_segment:
+            self._begin.flags = _AGAIN if again else 0
         check(vk.vkBeginCommandBuffer(self.handle, self._begin), "vkBeginCommandBuffer")
-        self.barrier()
+        if not self.is_segment:
+            self.barrier()
 
     def barrier(self) -> None:
         """All work so far finishes, and its writes are visible, before what follows."""
@@ -79,8 +97,14 @@ class Commands:
 
     def end(self) -> None:
         """Ends recording; the host may read the results once the submission is finished."""
-        self._barrier(_HOST, self._host)
+        if not self.is_segment:
+            self._barrier(_HOST, self._host)
         check(self._device.functions.vkEndCommandBuffer(self.handle), "vkEndCommandBuffer")
+
+    def execute(self, segments: Sequence[Commands]) -> None:
+        """Executes recorded segments in order."""
+        handles = ffi.new("VkCommandBuffer[]", [segment.handle for segment in segments])
+        self._device.functions.vkCmdExecuteCommands(self.handle, len(handles), handles)
 
     def fill(self, target: Place, value: int) -> None:
         """Writes one 32-bit word."""
@@ -134,10 +158,17 @@ class Queue:
         info = struct("VkCommandPoolCreateInfo", flags=reset, queueFamilyIndex=device.family)
         self._pool = device.create("CommandPool", info)
         self._idle: deque[tuple[int, Commands]] = deque()
+        self._idle_segments: deque[tuple[int, Commands]] = deque()
 
     def commands(self) -> Commands:
         """A command buffer to keep."""
         return Commands(self._device, self._pool, self._semaphore)
+
+    def segment(self) -> Commands:
+        """A command buffer that others execute; :meth:`give` it back as those of ``borrow``."""
+        if self._idle_segments and self.is_finished(self._idle_segments[0][0]):
+            return self._idle_segments.popleft()[1]
+        return Commands(self._device, self._pool, self._semaphore, segment=True)
 
     def borrow(self) -> Commands:
         """A command buffer for one submission; :meth:`give` it back with the number of that."""
@@ -147,7 +178,8 @@ class Queue:
 
     def give(self, commands: Commands, value: int) -> None:
         """Takes back a command buffer that submission ``value`` runs."""
-        self._idle.append((value, commands))
+        idle = self._idle_segments if commands.is_segment else self._idle
+        idle.append((value, commands))
 
     def submit(self, commands: Commands, label: Label) -> int:
         """Hands recorded commands to the device and returns their number.
@@ -244,6 +276,7 @@ class Queue:
     def close(self) -> None:
         """Destroys pool and semaphore; nothing may be running."""
         self._idle.clear()
+        self._idle_segments.clear()
         self._device.destroy("CommandPool", self._pool)
         self._device.destroy("Semaphore", self._semaphore)
 

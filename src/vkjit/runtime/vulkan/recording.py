@@ -1,54 +1,59 @@
-"""Recordings: the command buffers of one plan, with a way to point them at the arrays of a call.
+"""Recordings: the command buffers of one stretch, with a way to point them at the arrays of a call.
 
-With device addresses a recording holds only the address of its own argument table, which the host
-rewrites for each call. Recordings with descriptors, or with copies to and from arrays of the
+With device addresses a recording holds only the addresses of its own argument tables, which the
+host rewrites for each call. Recordings with descriptors, or with copies to and from arrays of the
 caller, are made again when the arrays are others than last time.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, assert_never, final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, assert_never
 
-from vkjit.lowering.artifact import Copy, Launch
-from vkjit.runtime.vulkan.ffi import NULL, array, check, constants, ffi, struct
+from vkjit.runtime.vulkan.estimate import ORIGIN
+from vkjit.runtime.vulkan.ffi import constants
 from vkjit.runtime.vulkan.memory import Span
-from vkjit.runtime.vulkan.pipeline import COMPUTE, Pipeline
-from vkjit.runtime.vulkan.progress import Progress
+from vkjit.runtime.vulkan.outline import Replay
+from vkjit.runtime.vulkan.pipeline import Pipeline
+from vkjit.runtime.vulkan.progress import Counters, Progress
 from vkjit.runtime.vulkan.queue import Commands
-from vkjit.runtime.vulkan.split import ORIGIN, Part, Piece
+from vkjit.runtime.vulkan.split import Begin, Part, Piece, Run, Segment
 from vkjit.runtime.vulkan.timestamps import Timestamps
 
 if TYPE_CHECKING:
-    from vkjit.runtime.vulkan.loaded import VulkanLoaded
+    from vkjit.runtime.vulkan.device import VulkanDevice
+    from vkjit.runtime.vulkan.stretch import Stretch
 
-_BIND: int = constants.VK_PIPELINE_BIND_POINT_COMPUTE
-_STORAGE: int = constants.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
-_ADDRESS: Callable[[Span], int] = attrgetter("address")
+BIND: int = constants.VK_PIPELINE_BIND_POINT_COMPUTE
 
 
 class Recording(ABC):
-    """The submissions of one call of a plan; ``busy`` is the last of them.
+    """The submissions of one stretch; ``busy`` is the last of them.
 
-    ``times`` are there where the recording was made to measure: then a barrier stands before every
+    ``times`` are there where the recording is made to measure: then a barrier stands before every
     piece, so that each has its own time.
     """
 
-    def __init__(self, loaded: VulkanLoaded, times: Timestamps | None = None) -> None:
-        device = loaded.device
-        self.loaded = loaded
+    def __init__(self, device: VulkanDevice, stretch: Stretch, *, measures: bool) -> None:
+        self.device = device
+        self.stretch = stretch
         self.busy = 0
-        self.times = times
-        self._parts = [(pieces, device.queue.commands()) for pieces in loaded.parts]
+        self.times = Timestamps(device.logical, stretch.parts) if measures else None
+        self.primaries = [device.queue.commands() for _ in stretch.parts.parts]
+        self._segments = [device.queue.segment() for _ in stretch.parts.segments]
         self._bound: list[Span] | None = None
+        self._turns: Sequence[int] = ()
         self._word = device.tables.take(4)
         device.queue.wait(self._word.busy)
-        self._progress = Progress(loaded.plan, self._word)
+        self.progress = Progress(stretch.plan, self._word)
 
-    def submit(self, spans: list[Span]) -> int:
-        """Runs the plan on these spans, which stand in the order of ``loaded.layout``.
+    def submit(self, spans: list[Span], turns: Sequence[int] = ()) -> int:
+        """Runs the stretch on these spans, which stand in the order of ``layout.order``.
+
+        Args:
+            spans: the memory of all buffers.
+            turns: those of the loops around it that the host drives, outermost first.
 
         Returns:
             the number of the last submission.
@@ -56,83 +61,144 @@ class Recording(ABC):
         Raises:
             DeviceError: the device is lost.
         """
-        if spans != self._bound:
-            is_recorded = self._bound is not None and self.reusable
-            self._bound = (
-                None  # until all of it is done: should this fail, the next call begins anew
-            )
-            self.point_at(spans)
-            if not is_recorded:
-                self._record(spans)
-            self._bound = spans
-        self._progress.reset()
-        queue, progress = self.loaded.device.queue, self._progress.describe
+        self.prepare(spans, turns)
+        queue, progress = self.device.queue, self.progress.describe
         try:
-            for _, commands in self._parts:
-                queue.submit(commands, progress)
+            for number, times in self.stretch.parts.order:
+                for _ in range(times):
+                    queue.submit(self.primaries[number], progress)
         finally:
             self.busy = queue.submitted  # also when a later part, or the validation layer, refuses
         return self.busy
+
+    def prepare(self, spans: list[Span], turns: Sequence[int]) -> None:
+        """Points tables or descriptors at the spans and records what does not hold for them."""
+        if spans != self._bound or turns != self._turns:
+            is_recorded = self._bound is not None and self.reusable
+            # Until all of it is done: should this fail, the next call begins anew.
+            self._bound = None
+            self.point_at(spans, turns)
+            if not is_recorded:
+                self._record(spans, turns)
+            self._bound, self._turns = spans, turns
+        self.progress.reset(turns)
 
     def fits(self, spans: list[Span]) -> bool:
         """Whether the recorded commands can run on these spans."""
         return self._bound is not None and (self.reusable or spans == self._bound)
 
-    def _record(self, spans: Sequence[Span]) -> None:
-        first = 0
-        for pieces, commands in self._parts:
+    # -- recording --------------------------------------------------------------------------------
+
+    def _record(self, spans: Sequence[Span], turns: Sequence[int]) -> None:
+        parts = self.stretch.parts
+        repeated = {number for number, times in parts.order if times > 1}
+        self.progress.forget()
+        for number, segment in enumerate(parts.segments):
+            commands = self._segments[number]
             commands.begin()
             if self.times is not None:
-                self.times.reset(commands, first, len(pieces))
-            self._record_part(commands, pieces, spans, first)
+                self.times.reset_segment(commands, number)
+            self._record_segment(commands, segment, number)
             commands.end()
-            first += len(pieces)
+        for number, part in enumerate(parts.parts):
+            commands = self.primaries[number]
+            commands.begin(again=number in repeated)
+            if self.times is not None:
+                self.times.reset_part(commands, number)
+            self._record_part(commands, part, number, spans, turns)
+            commands.end()
 
-    def _record_part(
-        self, commands: Commands, pieces: Part, spans: Sequence[Span], first: int
-    ) -> None:
-        steps, times = self.loaded.plan.steps, self.times
-        bound: Pipeline | None = None
-        for number, piece in enumerate(pieces, first):
-            if piece.barrier or (times is not None and number > first):
+    def _record_segment(self, commands: Commands, segment: Segment, number: int) -> None:
+        loop, bound = segment.loop, None
+        counters = self.counters(loop)
+        if segment.advances:
+            commands.barrier()
+            self.advance(commands, loop, segment.parity)
+            for inner in segment.begins:
+                self.begin_loop(commands, inner, segment.parity)
+        query = self.times.of_segments[number] if self.times is not None else 0
+        for index, piece in enumerate(segment.pieces):
+            stands = index == 0 and segment.advances
+            if (piece.barrier or (self.times is not None and index)) and not stands:
                 commands.barrier()
             if piece.mark:
-                self._progress.mark(commands, piece.position)
-            if times is not None:
-                times.begin(commands, number)
-            step = steps[piece.position]
-            match step:
-                case Launch():
-                    bound = self._dispatch(commands, piece, bound)
-                case Copy():
-                    self._copy(commands, step, spans)
-                case _:
-                    assert_never(step)
-            if times is not None:
-                times.end(commands, number)
+                self.progress.mark(commands, piece.work, counters)
+            if self.times is not None:
+                self.times.begin(commands, query + index)
+            bound = self._dispatch(commands, piece, bound, (loop, segment.parity))
+            if self.times is not None:
+                self.times.end(commands, query + index)
 
-    def _dispatch(self, commands: Commands, piece: Piece, bound: Pipeline | None) -> Pipeline:
+    def _record_part(
+        self,
+        commands: Commands,
+        part: Part,
+        number: int,
+        spans: Sequence[Span],
+        turns: Sequence[int],
+    ) -> None:
+        bound: Pipeline | None = None
+        query = self.times.of_parts[number] if self.times is not None else 0
+        for index, item in enumerate(part):
+            is_piece = isinstance(item, Piece)
+            if (is_piece and item.barrier) or (self.times is not None and index):
+                commands.barrier()
+            if is_piece and item.mark:
+                self.progress.mark(commands, item.work, {})
+            if self.times is not None:
+                self.times.begin(commands, query + index)
+            match item:
+                case Piece() if item.work not in self.stretch.kernels:
+                    self._copy(commands, item, spans, turns)
+                case Piece():
+                    bound = self._dispatch(commands, item, bound, None)
+                case _:
+                    self._record_loops(commands, item)
+                    bound = None  # what was bound is lost
+            if self.times is not None:
+                self.times.end(commands, query + index)
+
+    def _record_loops(self, commands: Commands, item: Begin | Run) -> None:
+        match item:
+            case Begin(loops):
+                for loop in loops:
+                    self.begin_loop(commands, loop, None)
+            case Run(segments):
+                commands.execute([self._segments[segment] for segment in segments])
+            case _:
+                assert_never(item)
+
+    def _dispatch(
+        self,
+        commands: Commands,
+        piece: Piece,
+        bound: Pipeline | None,
+        turn: tuple[Replay, int] | None,
+    ) -> Pipeline:
         """Records a launch or a slice of it; returns its pipeline, which stays bound."""
-        vk = self.loaded.device.logical.functions
-        launch = self.loaded.layout.launch_at[piece.position]
-        pipeline = self.loaded.pipelines[launch]
+        vk = self.device.logical.functions
+        pipeline = self.stretch.pipelines[self.stretch.kernels[piece.work], piece.is_slice]
         if pipeline is not bound:
-            vk.vkCmdBindPipeline(commands.handle, _BIND, pipeline.handle)
-        self.bind_arguments(commands, launch, pipeline)
+            vk.vkCmdBindPipeline(commands.handle, BIND, pipeline.handle)
+        self.bind_arguments(commands, piece, pipeline, turn)
         if piece.base == ORIGIN:
             vk.vkCmdDispatch(commands.handle, *piece.grid)
         else:
             vk.vkCmdDispatchBase(commands.handle, *piece.base, *piece.grid)
         return pipeline
 
-    def _copy(self, commands: Commands, step: Copy, spans: Sequence[Span]) -> None:
-        order = self.loaded.layout.order
+    def _copy(
+        self, commands: Commands, piece: Piece, spans: Sequence[Span], turns: Sequence[int]
+    ) -> None:
+        order = self.stretch.layout.order
+        places = [place.at(turns) for place in piece.work.places]
         source, target = (
             (spans[order[r.buffer]].block.buffer, spans[order[r.buffer]].offset + r.offset)
-            for r in (step.source, step.target)
+            for r in places
         )
-        if step.source.size:
-            commands.copy(source, target, step.source.size)
+        commands.copy(source, target, places[0].size)
+
+    # -- what differs between tables and descriptors ----------------------------------------------
 
     @property
     @abstractmethod
@@ -140,137 +206,37 @@ class Recording(ABC):
         """Whether the recorded commands hold for other spans, too."""
 
     @abstractmethod
-    def point_at(self, spans: Sequence[Span]) -> None:
+    def point_at(self, spans: Sequence[Span], turns: Sequence[int]) -> None:
         """Writes table or descriptors."""
 
     @abstractmethod
-    def bind_arguments(self, commands: Commands, launch: int, pipeline: Pipeline) -> None:
-        """Records how the launch of this number finds its arguments."""
+    def bind_arguments(
+        self,
+        commands: Commands,
+        piece: Piece,
+        pipeline: Pipeline,
+        turn: tuple[Replay, int] | None,
+    ) -> None:
+        """Records how a launch finds its arguments, in even (0) or odd turns of a loop, if any."""
+
+    @abstractmethod
+    def begin_loop(self, commands: Commands, loop: Replay, parity: int | None) -> None:
+        """Records what computes a loop's first arguments, in such turns of the loop around it."""
+
+    @abstractmethod
+    def advance(self, commands: Commands, loop: Replay, parity: int) -> None:
+        """Records what computes the arguments of the turns after those of ``parity``."""
+
+    @abstractmethod
+    def counters(self, loop: Replay) -> Counters:
+        """Where the turns of a loop and of those around it are counted, by depth."""
 
     def close(self) -> None:
         """Gives everything back; the commands must not be running."""
-        device = self.loaded.device
-        self._progress.close()
+        device = self.device
+        self.progress.close()
         device.tables.give(self._word, self.busy)
-        for _, commands in self._parts:
+        for commands in (*self.primaries, *self._segments):
             device.queue.give(commands, self.busy)
         if self.times is not None:
             self.times.close()
-
-
-@final
-class AddressedRecording(Recording):
-    """Arguments through a table of addresses in memory that the host can write."""
-
-    def __init__(self, loaded: VulkanLoaded, times: Timestamps | None = None) -> None:
-        super().__init__(loaded, times)
-        layout, device = loaded.layout, loaded.device
-        count = len(layout.places)
-        self._span = device.tables.take(8 * max(count, 1))
-        device.queue.wait(self._span.busy)
-        self._memory = ffi.buffer(ffi.cast("char *", self._span.mapped), 8 * count)
-
-    @property
-    def reusable(self) -> bool:
-        """Copies name their buffers; launches do not."""
-        return not self.loaded.layout.copies_outside
-
-    def point_at(self, spans: Sequence[Span]) -> None:
-        """Writes the addresses of all arguments of all launches."""
-        self._memory[:] = self.loaded.layout.table(list(map(_ADDRESS, spans)))
-
-    def bind_arguments(self, commands: Commands, launch: int, pipeline: Pipeline) -> None:
-        """Pushes the address of the launch's part of the table."""
-        address = self._span.address + 8 * self.loaded.layout.starts[launch]
-        pushed = ffi.new("uint64_t *", address)
-        self.loaded.device.logical.functions.vkCmdPushConstants(
-            commands.handle, pipeline.layout, COMPUTE, 0, 8, pushed
-        )
-
-    def close(self) -> None:
-        """Gives table and commands back."""
-        super().close()
-        self.loaded.device.tables.give(self._span, self.busy)
-
-
-@final
-class DescribedRecording(Recording):
-    """Arguments through one descriptor set per launch."""
-
-    def __init__(self, loaded: VulkanLoaded, times: Timestamps | None = None) -> None:
-        super().__init__(loaded, times)
-        self._pool: Any = NULL
-        self._sets: list[Any] = []
-        if loaded.layout.places:
-            self._allocate()
-
-    def _allocate(self) -> None:
-        logical = self.loaded.device.logical
-        pipelines = self.loaded.pipelines
-        count = len(self.loaded.layout.places)
-        size = struct("VkDescriptorPoolSize", type=_STORAGE, descriptorCount=count)
-        info = struct(
-            "VkDescriptorPoolCreateInfo",
-            maxSets=len(pipelines),
-            poolSizeCount=1,
-            pPoolSizes=size,
-        )
-        self._pool = logical.create("DescriptorPool", info)
-        info = struct(
-            "VkDescriptorSetAllocateInfo",
-            descriptorPool=self._pool,
-            descriptorSetCount=len(pipelines),
-            pSetLayouts=array("VkDescriptorSetLayout", [p.sets for p in pipelines]),
-        )
-        sets = ffi.new("VkDescriptorSet[]", len(pipelines))
-        allocate = logical.functions.vkAllocateDescriptorSets
-        check(allocate(logical.handle, info, sets), "vkAllocateDescriptorSets")
-        self._sets = list(sets)
-
-    @property
-    def reusable(self) -> bool:
-        """Writing a descriptor set invalidates the commands that bind it."""
-        return False
-
-    def point_at(self, spans: Sequence[Span]) -> None:
-        """Writes the descriptors of all arguments of all launches."""
-        layout = self.loaded.layout
-        writes: list[dict[str, Any]] = []
-        for descriptor_set, step in zip(self._sets, layout.launches, strict=True):
-            for binding, place in enumerate(step.arguments):
-                span = spans[layout.order[place.buffer]]
-                info = struct(
-                    "VkDescriptorBufferInfo",
-                    buffer=span.block.buffer,
-                    offset=span.offset + place.offset,
-                    range=max(place.size, 4),
-                )
-                writes.append(
-                    {
-                        "sType": constants.VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
-                        "dstSet": descriptor_set,
-                        "dstBinding": binding,
-                        "descriptorCount": 1,
-                        "descriptorType": _STORAGE,
-                        "pBufferInfo": info,
-                    }
-                )
-        logical = self.loaded.device.logical
-        logical.functions.vkUpdateDescriptorSets(
-            logical.handle, len(writes), array("VkWriteDescriptorSet", writes), 0, NULL
-        )
-
-    def bind_arguments(self, commands: Commands, launch: int, pipeline: Pipeline) -> None:
-        """Binds the set of the launch."""
-        if not self.loaded.layout.launches[launch].arguments:
-            return
-        sets = array("VkDescriptorSet", [self._sets[launch]])
-        self.loaded.device.logical.functions.vkCmdBindDescriptorSets(
-            commands.handle, _BIND, pipeline.layout, 0, 1, sets, 0, NULL
-        )
-
-    def close(self) -> None:
-        """Gives sets and commands back."""
-        super().close()
-        if self._pool != NULL:
-            self.loaded.device.logical.destroy("DescriptorPool", self._pool)
