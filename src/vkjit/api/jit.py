@@ -14,12 +14,14 @@ from functools import update_wrapper
 from typing import Any, final
 
 from vkjit import tree, tuning
+from vkjit.api.budget import parse_budget
 from vkjit.api.call import Call
 from vkjit.api.executable import Executable
 from vkjit.api.flat import name_of, positions
 from vkjit.api.misses import Miss, Misses
 from vkjit.api.staged import Lowered, lower
 from vkjit.api.stages import CompiledCall, TracedCall
+from vkjit.debug.modes import modes
 from vkjit.device_array import DeviceArray, current_device, device_put
 from vkjit.dtypes import x64_enabled
 from vkjit.errors import ArgumentError
@@ -47,8 +49,10 @@ class Jit:
         static_argnums: tuple[int, ...],
         static_argnames: tuple[str, ...],
         donate_argnums: tuple[int, ...],
+        memory_budget: int | str | None = None,
     ) -> None:
         self.fn = fn
+        self.memory_budget = memory_budget
         self.static_argnums = static_argnums
         self.static_argnames = static_argnames
         self.donate_argnums = donate_argnums
@@ -112,13 +116,20 @@ class Jit:
     ) -> Lowered:
         """With the way on to what can be called."""
         donated = call.donated(self.donate_argnums)
-        made = lower(traced, device.target, donated, tuning.lookup(device))
+        budget = self._budget(device)
+        made = lower(traced, device.target, donated, tuning.lookup(device), budget)
 
         def compiled() -> CompiledCall:
             return CompiledCall(Executable.load(made, device, out_tree), call.in_tree)
 
         made.compiler = compiled
         return made
+
+    def _budget(self, device: Device) -> int:
+        """Bytes that a call may take; 0 for any number."""
+        if self.memory_budget is None:
+            return 0
+        return parse_budget(self.memory_budget, device.memory_stats().limit_bytes)
 
     def cache_size(self) -> int:
         """Number of compiled versions."""
@@ -139,7 +150,7 @@ class Jit:
         return Call(self.fn, self.static_argnames, args, kwargs, where)
 
     def _executable(self, call: Call, device: Device) -> Executable:
-        key = (call.key, device.name, x64_enabled(), matmul_precision())
+        key = (call.key, device.name, x64_enabled(), matmul_precision(), modes.key)
         found = self._cache.get(key)
         if found is None or not found.is_current():
             self._quick.clear()  # it may hold what is replaced here
@@ -149,6 +160,7 @@ class Jit:
                 "64-bit mode": str(x64_enabled()),
                 "matmul precision": str(matmul_precision()),
                 "tuning": f"version {tuning.version()}",
+                "debug modes": str(modes),
             }
             begin = time.perf_counter()
             found = self._cache[key] = self._compile(call, device)
@@ -158,7 +170,9 @@ class Jit:
     def _compile(self, call: Call, device: Device) -> Executable:
         traced, out_tree = call.trace(self.fn)
         choose = tuning.at_compile(device)
-        lowered = lower(traced, device.target, call.donated(self.donate_argnums), choose)
+        # A call that fails is run again, for which its arguments must still be there.
+        donated = () if modes.watching else call.donated(self.donate_argnums)
+        lowered = lower(traced, device.target, donated, choose, self._budget(device))
         return Executable.load(lowered, device, out_tree)
 
 
@@ -171,7 +185,7 @@ class _Bound:
         statics = (0, *(n + 1 for n in jitted.static_argnums))
         found = getattr(jitted, "_methods", None)
         if found is None:
-            found = Jit(jitted.fn, statics, jitted.static_argnames, shifted)
+            found = Jit(jitted.fn, statics, jitted.static_argnames, shifted, jitted.memory_budget)
             jitted._methods = found  # type: ignore[attr-defined]
         self._jitted: Jit = found
         self._instance = instance
@@ -186,6 +200,7 @@ def jit(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     donate_argnums: int | Sequence[int] = (),
+    memory_budget: int | str | None = None,
 ) -> Any:
     """Compiles ``fn`` for the device of its arguments.
 
@@ -196,11 +211,15 @@ def jit(
         static_argnames: keyword arguments likewise; names of positional parameters count too.
         donate_argnums: arguments whose memory the results may take over. They cannot be used
             after the call.
+        memory_budget: bytes that one call may take, arguments and results included, as an int or a
+            string such as ``"4GiB"`` or ``"80%"`` of the device's memory. Values are computed again
+            instead of being kept until the planned peak fits; results stay the same.
 
     Returns:
         a function with the same arguments and results.
 
     Raises:
+        MemoryBudgetError: the budget cannot be met; the message says what can. Raised by calls.
         StaticArgumentError: a static argument is not hashable.
         TracerError: the function needs a traced value as a Python value, or keeps one.
     """
@@ -212,6 +231,7 @@ def jit(
                 static_argnums=static_argnums,
                 static_argnames=static_argnames,
                 donate_argnums=donate_argnums,
+                memory_budget=memory_budget,
             )
 
         return decorate
@@ -226,7 +246,9 @@ def jit(
     names = tuple(
         dict.fromkeys((*names, *(parameters[n] for n in numbers if 0 <= n < len(parameters))))
     )
-    return Jit(fn, numbers, names, _tuple(donate_argnums))
+    if memory_budget is not None:
+        parse_budget(memory_budget, limit=1 << 50)  # a fault is told here, not by the first call
+    return Jit(fn, numbers, names, _tuple(donate_argnums), memory_budget)
 
 
 def _tuple(value: int | Sequence[int]) -> tuple[int, ...]:
@@ -266,4 +288,4 @@ def _flat_key(args: tuple[Any, ...]) -> object:
         if type(arg) is not DeviceArray or arg.buffer.device is not device:
             return None
         avals.append(arg.aval)
-    return (device, x64_enabled(), matmul_precision(), tuning.version(), *avals)
+    return (device, x64_enabled(), matmul_precision(), tuning.version(), modes.key, *avals)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from vkjit.api.budget import within_budget
 from vkjit.api.costs import CostAnalysis, cost_analysis
 from vkjit.api.flat import flatten_call
 from vkjit.dtypes import DType, canonical
@@ -162,14 +163,21 @@ def lower(
     target: Target,
     donated: tuple[int, ...] = (),
     choose: Choose | None = None,
+    budget: int = 0,
 ) -> Lowered:
     """Simplifies and lowers a traced function; captured values become constants.
 
-    ``choose`` picks schedules of products.
+    ``choose`` picks schedules of products; ``budget`` bounds the bytes of a call, unless 0.
+
+    Raises:
+        MemoryBudgetError: no plan was found that fits the budget.
     """
-    program = simplify(traced.program)
-    compiled = compile_program(program, target, len(traced.captured), donated, choose)
-    return Lowered(program, traced.captured, compiled, target, donated)
+
+    def plan(program: Program) -> Compiled:
+        return compile_program(program, target, len(traced.captured), donated, choose)
+
+    made = within_budget(simplify(traced.program), budget, target, plan)
+    return Lowered(made.program, traced.captured, made.compiled, target, donated)
 
 
 def lower_program(

@@ -1,0 +1,239 @@
+"""Budgets of memory: what is computed again so that the planned peak of a program fits.
+
+A model of the program's arrays over time (``vkjit.passes.timeline``) chooses what to compute again
+for a bound; plans tell what that comes to, exactly. The search moves the bound until the planned
+peak is within the budget and little below it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from vkjit.errors import ArgumentError, MemoryBudgetError
+from vkjit.ir.program import Program
+from vkjit.lowering.compile import Compiled
+from vkjit.lowering.plan.canonical import canonical
+from vkjit.lowering.plan.groups import ControlGroup, Partition, Work
+from vkjit.lowering.plan.partition import partition
+from vkjit.lowering.target import Target, TargetKind
+from vkjit.lowering.templates.context import memory_type
+from vkjit.passes.evict import Eviction, evict
+from vkjit.passes.rematerialize import rematerialize
+from vkjit.passes.timeline import Rates, Storage, Timeline
+
+Planner = Callable[[Program], Compiled]
+
+_RATES = {
+    TargetKind.CPU: Rates(flops=1e11, bytes=1e10, start=3e-6),
+    TargetKind.GPU: Rates(flops=4e13, bytes=2e12, start=4e-6),
+}
+"""Only their proportions matter: they say whether a product or a pass over memory is dearer."""
+_PLANS = 5
+"""Plans that are made for one timeline."""
+_ROUNDS = 3
+"""How often what was computed again may be evicted again."""
+_CLOSE = 0.01
+"""Part of the temporaries that may stay unused below the budget."""
+_LOWER = (0.6, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05)
+"""Bounds, as parts of the peak without recomputation, on the way to the smallest one."""
+_STEP = 0.03
+"""Part of the temporaries by which a smaller budget must be smaller to be worth a search."""
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_BINARY = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]?)(i?)b?)\s*", re.IGNORECASE)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A program, its plan, and the modelled seconds that it computes again."""
+
+    program: Program
+    compiled: Compiled
+    seconds: float = 0.0
+
+    @property
+    def peak(self) -> int:
+        """Bytes of one call."""
+        return self.compiled.plan.peak_bytes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The cheapest program found within a budget, or None, and the smallest feasible budget.
+
+    ``smallest`` is the one that was made whatever the budget, unless a budget was met before.
+    """
+
+    found: Candidate | None
+    smallest: Candidate
+
+
+def parse_budget(budget: int | str, limit: int = 0) -> int:
+    """Bytes of a budget such as ``4 << 30``, ``"4GiB"``, ``"512MB"`` or ``"80%"``.
+
+    Args:
+        budget: what was asked for.
+        limit: bytes of the device, of which percentages are taken; 0 if unknown.
+
+    Raises:
+        ArgumentError: it is no positive number of bytes.
+    """
+    if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
+        return budget
+    match = _BUDGET.fullmatch(budget) if isinstance(budget, str) else None
+    if match is not None:
+        number, percent, prefix, binary = match.groups()
+        if percent and limit:
+            return int(float(number) / 100 * limit)
+        if not percent and not (binary and not prefix):
+            unit = (_BINARY if binary else _UNITS)[prefix.lower()]
+            return int(float(number) * unit)
+    raise ArgumentError(
+        f"memory_budget: given {budget!r}, expected bytes as a positive int or a string such as "
+        "'512MiB', '4GB' or, on a device whose memory is known, '80%'"
+    )
+
+
+def fit(program: Program, budget: int, target: Target, plan: Planner) -> Fit:
+    """The program that computes least again among those found whose planned peak fits.
+
+    Args:
+        program: simplified.
+        budget: bytes of one call: arguments, results, constants and temporaries.
+        target: what is planned for.
+        plan: lowers a program.
+    """
+    first = Candidate(program, plan(program))
+    if first.peak <= budget:
+        return Fit(first, first)
+    search = _Search(_RATES[target.kind], plan)
+    found = search.within(first, budget)
+    if found is not None:
+        return Fit(found, found)
+    tried = search.smallest(first)
+    fitting = [c for c in tried if c.peak <= budget]
+    least = min(tried, key=lambda c: (c.peak, c.seconds))
+    return Fit(min(fitting, key=lambda c: c.seconds, default=None), least)
+
+
+def within_budget(program: Program, budget: int, target: Target, plan: Planner) -> Candidate:
+    """The candidate that ``fit`` finds; with budget 0 the program as it is.
+
+    Raises:
+        MemoryBudgetError: none fits.
+    """
+    if not budget:
+        return Candidate(program, plan(program))
+    result = fit(program, budget, target, plan)
+    if result.found is None:
+        raise budget_error(budget, result.smallest)
+    return result.found
+
+
+def budget_error(budget: int, smallest: Candidate) -> MemoryBudgetError:
+    """What the smallest plan takes, by role and by source line."""
+    peak = smallest.peak
+    return MemoryBudgetError(
+        f"memory_budget: given {budget:,} bytes, expected at least {peak:,}", peak
+    )
+
+
+@final
+class _Search:
+    """Candidates for one program on one target."""
+
+    def __init__(self, rates: Rates, plan: Planner) -> None:
+        self._rates = rates
+        self._plan = plan
+
+    def within(self, first: Candidate, budget: int) -> Candidate | None:
+        """The cheapest candidate within a budget, of the first round that has one."""
+        current = first
+        for _ in range(_ROUNDS):
+            timeline = self._timeline(current.program)
+            tried = self._round(current, timeline, budget)
+            fitting = [c for c in tried if c.peak <= budget]
+            if fitting:
+                return min(fitting, key=lambda c: c.seconds)
+            better = min(tried, key=lambda c: c.peak, default=current)
+            if better.peak >= current.peak:
+                return None
+            current = better
+        return None
+
+    def _round(self, start: Candidate, timeline: Timeline, budget: int) -> list[Candidate]:
+        """Candidates whose peaks close in on the budget."""
+        tried: list[Candidate] = []
+        seen: set[frozenset[int]] = set()
+        slack = max(int(start.compiled.plan.arena_bytes * _CLOSE), 1)
+        peak = int(timeline.base.max(initial=0))
+        bound, too_high = peak - (start.peak - budget), peak
+        for _ in range(_PLANS):
+            chosen = evict(timeline, max(bound, 0))
+            if chosen.arrays in seen:
+                break
+            seen.add(chosen.arrays)
+            made = self._candidate(start, timeline, chosen)
+            tried.append(made)
+            miss = made.peak - budget
+            if miss > 0:
+                too_high = min(too_high, bound)
+                if chosen.outcome.peak > bound:
+                    break
+            elif -miss <= slack:
+                break
+            bound = bound - miss - slack // 2 if miss > 0 else bound + (-miss - slack // 2)
+            if bound >= too_high:
+                break
+        return tried
+
+    def smallest(self, first: Candidate) -> list[Candidate]:
+        """Candidates on the way to the smallest peak that is found; no budget has a say in it."""
+        timeline = self._timeline(first.program)
+        peak = int(timeline.base.max(initial=0))
+        chosen = [evict(timeline, int(peak * part)) for part in _LOWER]
+        least = min(chosen, key=lambda e: (e.outcome.peak, e.outcome.seconds))
+        tried = [first, self._candidate(first, timeline, least)]
+        step = max(int(first.compiled.plan.arena_bytes * _STEP), 1)
+        while True:
+            best = min(tried, key=lambda c: (c.peak, c.seconds))
+            found = self.within(first, best.peak - step)
+            if found is None:
+                return tried
+            tried.append(found)
+
+    def _timeline(self, program: Program) -> Timeline:
+        return Timeline(program, storage(partition(program)), self._rates)
+
+    def _candidate(self, start: Candidate, timeline: Timeline, chosen: Eviction) -> Candidate:
+        program = rematerialize(start.program, timeline, chosen.arrays)
+        seconds = start.seconds + chosen.outcome.seconds
+        return Candidate(program, self._plan(program), seconds)
+
+
+def storage(parts: Partition) -> Storage:
+    """Where and when the groups of a partition use its arrays."""
+    uses: list[list[int]] = [[] for _ in parts.arrays]
+    for step, work in enumerate(parts.groups):
+        for array in dict.fromkeys(_arrays(work)):
+            uses[array].append(step)
+    return Storage(
+        stored=parts.stored,
+        made=parts.made,
+        sizes=[info.length * memory_type(info.elem).bytes for info in parts.arrays],
+        uses=uses,
+        fixed=frozenset((*range(parts.inputs), *parts.results)),
+        steps=len(parts.groups),
+    )
+
+
+def _arrays(work: Work) -> Sequence[int]:
+    """The arrays that a group uses."""
+    if isinstance(work, ControlGroup):
+        return (*work.operands, *work.results)
+    return canonical(work)[1]
