@@ -13,12 +13,11 @@ import numpy as np
 
 import vkjit as vj
 import vkjit.numpy as jnp
-from vkjit import tree
-from vkjit.api.staged import make_ir
 from vkjit.ir.check import check
 from vkjit.ir.evaluate import evaluate
 from vkjit.ir.program import Program
 from vkjit.passes.pipeline import simplify
+from vkjit.trace import aval_of, trace
 
 Function = Callable[..., Any]
 Array = np.ndarray[Any, Any]
@@ -65,9 +64,10 @@ def at_points(fn: Function, names: Sequence[str], xs: Array, run: Function) -> A
 
 def evaluated(fn: Function, *args: Any) -> Any:
     """``fn`` traced, checked, simplified and evaluated in NumPy: its only result."""
-    program = make_ir(fn)(*args)
+    traced = trace(lambda *values: [fn(*values)], [aval_of(v) for v in args])
+    program = traced.program
     check(program)
-    pairs = zip(tree.leaves(args), program.in_avals, strict=True)
+    pairs = zip((*traced.captured, *args), program.in_avals, strict=True)
     values = [np.asarray(v, of.dtype) for v, of in pairs]
     (out,) = evaluate(simplify(program, checked=True), values)
     return out
