@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -25,14 +25,15 @@ from vkjit.trace import aval_of, bind
 Ints = tuple[int, ...]
 
 
-def _check(name: str, x: Aval, indices: Aval, axis: int) -> None:
+def check_indices(name: str, x: Aval, indices: Aval, axis: int) -> None:
+    """Refuses indices that are not i32, or an axis that does not exist."""
     if indices.dtype != dtypes.int32:
         raise DTypeError(f"{name}: indices {indices} for operand {x}; expected i32; cast them")
     if not 0 <= axis < x.ndim:
         raise ShapeError(f"{name}: axis {axis} for operand {x}; expected one below {x.ndim}")
 
 
-def _joined(x: Ints, indices: Ints, axis: int) -> Ints:
+def joined(x: Ints, indices: Ints, axis: int) -> Ints:
     """The shape of ``x`` with ``axis`` replaced by the axes of the indices."""
     return x[:axis] + indices + x[axis + 1 :]
 
@@ -56,7 +57,7 @@ class Gather(Op):
     def infer(self, *avals: Aval) -> Aval:
         """Indices are i32; something is there to gather."""
         x, indices = avals
-        _check(self.name, x, indices, self.axis)
+        check_indices(self.name, x, indices, self.axis)
         if self.line and x.shape != (indices.size * self.line,):
             raise ShapeError(
                 f"gather: operand {x} and indices {indices} for lines of {self.line} elements; "
@@ -67,13 +68,13 @@ class Gather(Op):
                 f"gather: operand {x} is empty along axis {self.axis}, indices {indices}; "
                 "expected at least one element"
             )
-        return aval(_joined(x.shape, indices.shape, self.axis), x.dtype, x.weak)
+        return aval(joined(x.shape, indices.shape, self.axis), x.dtype, x.weak)
 
     def evaluate(self, *arrays: Array) -> Array:
         """np.take of clamped indices."""
         x, indices = arrays
         if x.shape[self.axis] == 0:
-            return np.zeros(_joined(x.shape, indices.shape, self.axis), x.dtype)
+            return np.zeros(joined(x.shape, indices.shape, self.axis), x.dtype)
         return np.asarray(np.take(x, indices, axis=self.axis, mode="clip"))
 
     def jvp(self, primals: Sequence[Value], tangents: Sequence[Tangent]) -> tuple[Value, Tangent]:
@@ -182,13 +183,13 @@ class ScatterAdd(Op):
     def infer(self, *avals: Aval) -> Aval:
         """Updates have the shape that a gather would give."""
         x, indices, updates = avals
-        _check(self.name, x, indices, self.axis)
+        check_indices(self.name, x, indices, self.axis)
         if updates.dtype != x.dtype or x.dtype == dtypes.bool_:
             raise DTypeError(
                 f"scatter_add: operand {x} and updates {updates}; expected numbers of one dtype; "
                 "cast with .astype(...)"
             )
-        expected = _joined(x.shape, indices.shape, self.axis)
+        expected = joined(x.shape, indices.shape, self.axis)
         if updates.shape != expected:
             raise ShapeError(
                 f"scatter_add: operand {x}, indices {indices}, updates {updates} along axis "
@@ -243,24 +244,11 @@ class ScatterAdd(Op):
         """The batch axis moves along, or becomes row offsets when indices are batched."""
         x, indices, updates = args
         size = next(aval_of(a).shape[0] for a, b in zip(args, batched, strict=True) if b)
-        x = x if batched[0] else _repeated(x, size)
-        updates = updates if batched[2] else _repeated(updates, size)
+        x = x if batched[0] else repeated(x, size)
+        updates = updates if batched[2] else repeated(updates, size)
         if not batched[1]:
             return scatter_add(x, indices, updates, self.axis + 1)
-        return self._over_rows(x, indices, updates)
-
-    def _over_rows(self, x: Value, indices: Value, updates: Value) -> Value:
-        """One scatter into [batch * n, a, c]; dropped indices leave the whole range."""
-        of, idx = aval_of(x), aval_of(indices)
-        size, n = of.shape[0], of.shape[self.axis + 1]
-        rows, _, order = _flattened(x, indices, self.axis)
-        kept = and_(ge(indices, np.int32(0)), lt(indices, np.int32(n)))
-        flat = select(kept, add(indices, _row_offsets(size, n, idx.shape)), np.int32(-1))
-        made = scatter_add(rows, flat, permute(updates, _inverse(order)), 0)
-        others = tuple(i for i in range(1, of.ndim) if i != self.axis + 1)
-        front = (0, self.axis + 1, *others)
-        split = reshape(made, tuple(of.shape[i] for i in front))
-        return permute(split, _inverse(front))
+        return batched_rows(x, indices, updates, self.axis, scatter_add)
 
     def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
         """A scatter in order."""
@@ -274,7 +262,7 @@ class ScatterAdd(Op):
         made = [
             Sample(
                 cls(axis),
-                (aval(shape, f), aval(i, dtypes.int32), aval(_joined(shape, i, axis), f)),
+                (aval(shape, f), aval(i, dtypes.int32), aval(joined(shape, i, axis), f)),
                 -2.0,
                 7.0,
             )
@@ -287,7 +275,27 @@ class ScatterAdd(Op):
         return made
 
 
-def _repeated(x: Value, size: int) -> Value:
+def batched_rows(
+    x: Value, indices: Value, updates: Value, axis: int, scatter: Callable[..., Value]
+) -> Value:
+    """A scatter of each example as one into [batch * n, a, c]; dropped indices leave its range.
+
+    All operands have the batch axis in front; ``axis`` is that of an example.
+    """
+    of, idx = aval_of(x), aval_of(indices)
+    size, n = of.shape[0], of.shape[axis + 1]
+    rows, _, order = _flattened(x, indices, axis)
+    kept = and_(ge(indices, np.int32(0)), lt(indices, np.int32(n)))
+    flat = select(kept, add(indices, _row_offsets(size, n, idx.shape)), np.int32(-1))
+    made = scatter(rows, flat, permute(updates, _inverse(order)), 0)
+    others = tuple(i for i in range(1, of.ndim) if i != axis + 1)
+    front = (0, axis + 1, *others)
+    split = reshape(made, tuple(of.shape[i] for i in front))
+    return permute(split, _inverse(front))
+
+
+def repeated(x: Value, size: int) -> Value:
+    """``x`` for each of ``size`` examples, along a new axis in front."""
     of = aval_of(x)
     return broadcast(x, (size, *of.shape), tuple(range(1, of.ndim + 1)))
 

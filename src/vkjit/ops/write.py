@@ -1,4 +1,4 @@
-"""Writes: copy_into puts values into a region of a destination and runs exactly once."""
+"""Writes, which run exactly once: of a region (copy_into), of rows at indices (set_rows)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import ClassVar, final
 import numpy as np
 
 from vkjit import dtypes
-from vkjit.errors import DTypeError, MissingRuleError, ShapeError
+from vkjit.errors import DTypeError, ShapeError
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Array, Kind, Linear, Op, Remat, Sample, Tangent, Traits, Value
-from vkjit.lowering.kernel.specs import KernelSpec, WriteSpec
+from vkjit.lowering.kernel.specs import KernelSpec, SetRowsSpec, WriteSpec
 from vkjit.lowering.kernel.views import dense
-from vkjit.ops.logical import select
+from vkjit.ops.compare import ge, lt
+from vkjit.ops.indexing import batched_rows, check_indices, gather, joined, repeated
+from vkjit.ops.logical import and_, select
 from vkjit.ops.movement import pad, slice_
 from vkjit.ops.structural import broadcast, full, zeros
 from vkjit.trace import aval_of, bind
@@ -97,17 +99,10 @@ class CopyInto(Op):
         return to_dest, to_value
 
     def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
-        """The batch axis is written whole; a destination without it cannot hold the results."""
-        dest, value = args
-        if not batched[0]:
-            raise MissingRuleError(
-                f"copy_into: a batched value for the unbatched destination {aval_of(dest)}; "
-                "expected a batched destination; map over it as well"
-            )
-        if not batched[1]:
-            of = aval_of(value)
-            size = aval_of(dest).shape[0]
-            value = broadcast(value, (size, *of.shape), tuple(range(1, of.ndim + 1)))
+        """The batch axis is written whole; each example has a destination of its own."""
+        size = next(aval_of(a).shape[0] for a, flag in zip(args, batched, strict=True) if flag)
+        pairs = zip(args, batched, strict=True)
+        dest, value = [a if flag else repeated(a, size) for a, flag in pairs]
         return bind(CopyInto((0, *self.starts), (1, *self.strides)), dest, value)
 
     def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
@@ -134,3 +129,117 @@ class CopyInto(Op):
 def copy_into(dest: Value, value: Value, starts: Ints, strides: Ints | None = None) -> Value:
     """Writes ``value`` into ``dest`` from ``starts`` on; returns ``dest`` as it is afterwards."""
     return bind(CopyInto(starts, (1,) * len(starts) if strides is None else strides), dest, value)
+
+
+@final
+@dataclass(frozen=True)
+class SetRows(Op):
+    """``dest`` with ``rows`` written at ``indices`` along ``axis``; operands in this order.
+
+    ``out[a, indices[i...], c] = rows[a, i..., c]``, indices i32, none inside twice; those out of
+    range are dropped. The result lives in the memory of ``dest``, as that of ``CopyInto``.
+    """
+
+    axis: int
+
+    traits: ClassVar[Traits] = Traits(Kind.WRITE, Remat.ONCE, linear_in=(0, 2), effect=True)
+
+    def infer(self, *avals: Aval) -> Aval:
+        """Rows have the shape that a gather would give."""
+        dest, indices, rows = avals
+        check_indices(self.name, dest, indices, self.axis)
+        if rows.dtype != dest.dtype:
+            raise DTypeError(
+                f"set_rows: destination {dest}, rows {rows}; expected one dtype; "
+                "cast with .astype(...)"
+            )
+        expected = joined(dest.shape, indices.shape, self.axis)
+        if rows.shape != expected:
+            raise ShapeError(
+                f"set_rows: destination {dest}, indices {indices}, rows {rows} along axis "
+                f"{self.axis}; expected rows of shape {expected}"
+            )
+        return aval(dest.shape, dest.dtype)
+
+    def evaluate(self, *arrays: Array) -> Array:
+        """Writes into a copy, in order."""
+        dest, indices, rows = arrays
+        out = np.array(dest)
+        lines = np.moveaxis(out, self.axis, 0)
+        count = indices.ndim
+        given = np.moveaxis(rows, range(self.axis, self.axis + count), range(count))
+        given = given.reshape(indices.size, *lines.shape[1:])
+        flat = indices.reshape(-1)
+        inside = (flat >= 0) & (flat < len(lines))
+        lines[flat[inside]] = given[inside]
+        return out
+
+    def jvp(self, primals: Sequence[Value], tangents: Sequence[Tangent]) -> tuple[Value, Tangent]:
+        """Writes the tangents of the rows into the tangent of the destination."""
+        dest, indices, rows = primals
+        ddest, _, drows = tangents
+        ddest = zeros(aval_of(dest)) if ddest is None else ddest
+        drows = zeros(aval_of(rows)) if drows is None else drows
+        return bind(self, *primals), bind(self, ddest, indices, drows)
+
+    def transpose(
+        self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
+    ) -> tuple[Tangent, ...]:
+        """What a gather reads for the rows; the rest, zero where they went, for dest."""
+        (ct,) = cotangents
+        dest, indices, rows = args
+        of = rows.aval if isinstance(rows, Linear) else aval_of(rows)
+        to_dest = to_rows = None
+        if isinstance(dest, Linear):
+            to_dest = bind(self, ct, indices, zeros(of))
+        if isinstance(rows, Linear):
+            size = aval_of(ct).shape[self.axis]
+            if size == 0:
+                return to_dest, None, zeros(of)
+            kept = and_(ge(indices, np.int32(0)), lt(indices, np.int32(size)))
+            axes = tuple(range(self.axis, self.axis + aval_of(indices).ndim))
+            mask = broadcast(kept, of.shape, axes)
+            to_rows = select(mask, gather(ct, indices, self.axis), of.dtype.type(0))
+        return to_dest, None, to_rows
+
+    def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
+        """The batch axis moves along, or becomes row offsets when indices are batched."""
+        dest, indices, rows = args
+        size = next(aval_of(a).shape[0] for a, flag in zip(args, batched, strict=True) if flag)
+        dest = dest if batched[0] else repeated(dest, size)
+        rows = rows if batched[2] else repeated(rows, size)
+        if not batched[1]:
+            return bind(SetRows(self.axis + 1), dest, indices, rows)
+        return batched_rows(dest, indices, rows, self.axis, set_rows)
+
+    def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
+        """A write at indices."""
+        return SetRowsSpec(self.axis)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        """Each axis, one index inside or out of range; dtypes."""
+        f = dtypes.float32
+        shape = (3, 5, 4)
+        made = [
+            Sample(
+                cls(axis),
+                (aval(shape, f), aval(i, dtypes.int32), aval(joined(shape, i, axis), f)),
+                -2.0,
+                7.0,
+            )
+            for axis in range(3)
+            for i in ((), (1,), (0,))
+        ]
+        for dtype in (dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint32, dtypes.bool_):
+            operands = aval((5, 3), dtype), aval((1,), dtypes.int32), aval((1, 3), dtype)
+            made.append(Sample(cls(0), operands, 0.0, 7.0))
+        return made
+
+
+def set_rows(dest: Value, indices: Value, rows: Value, axis: int) -> Value:
+    """Writes ``rows`` into ``dest`` at i32 ``indices`` along ``axis``; returns ``dest`` after it.
+
+    No index may occur twice; those out of range are dropped.
+    """
+    return bind(SetRows(axis), dest, indices, rows)

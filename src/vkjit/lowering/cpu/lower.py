@@ -7,7 +7,7 @@ from typing import assert_never
 from vkjit.lowering.cpu.gemm import contract
 from vkjit.lowering.cpu.loops import pointwise
 from vkjit.lowering.cpu.rows import rows
-from vkjit.lowering.cpu.sequential import scan, scatter_add
+from vkjit.lowering.cpu.sequential import scan, scatter_add, set_rows
 from vkjit.lowering.cpu.sort import sort
 from vkjit.lowering.cpu.sort_inverse import inverse
 from vkjit.lowering.plan.groups import (
@@ -17,6 +17,7 @@ from vkjit.lowering.plan.groups import (
     LoopGroup,
     ScanGroup,
     ScatterAddGroup,
+    SetRowsGroup,
     SortGroup,
 )
 from vkjit.lowering.templates.context import Lowered, TemplateContext
@@ -33,6 +34,8 @@ def lower(group: Group, context: TemplateContext) -> list[Lowered]:
             return contract(group, None, context)
         case ScatterAddGroup():
             return scatter_add(group, context)
+        case SetRowsGroup():
+            return set_rows(group, context)
         case ScanGroup():
             return scan(group, context)
         case SortGroup():

@@ -9,6 +9,7 @@ from vkjit.lowering.gpu.index import check_sizes
 from vkjit.lowering.gpu.loop_nests import lower_loop
 from vkjit.lowering.gpu.scan import scan
 from vkjit.lowering.gpu.scatter import scatter_add
+from vkjit.lowering.gpu.set_rows import set_rows
 from vkjit.lowering.gpu.sort import sort
 from vkjit.lowering.gpu.sort_inverse import inverse
 from vkjit.lowering.plan.groups import (
@@ -18,6 +19,7 @@ from vkjit.lowering.plan.groups import (
     LoopGroup,
     ScanGroup,
     ScatterAddGroup,
+    SetRowsGroup,
     SortGroup,
 )
 from vkjit.lowering.plan.schedule import GpuContract
@@ -40,6 +42,8 @@ def lower(
             return lower_contract(group, schedule or candidates(group, context)[0], context)
         case ScatterAddGroup():
             return scatter_add(group, context)
+        case SetRowsGroup():
+            return set_rows(group, context)
         case ScanGroup():
             return scan(group, context)
         case SortGroup():

@@ -194,6 +194,18 @@ class ScatterAddSpec:
 
 @final
 @dataclass(frozen=True, slots=True)
+class SetRowsSpec:
+    """``out = operand; out[a, indices[i...], c] = updates[a, i..., c]``: a write.
+
+    Operands are (operand, indices, updates), indices i32 along ``axis``, none inside twice;
+    out-of-range ones are dropped.
+    """
+
+    axis: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class WriteSpec:
     """Operand 1 written over a region of operand 0; the result is operand 0 with the write done."""
 
@@ -213,5 +225,6 @@ KernelSpec = (
     | GatherSpec
     | ReorderSpec
     | ScatterAddSpec
+    | SetRowsSpec
     | WriteSpec
 )

@@ -17,6 +17,7 @@ from vkjit.lowering.plan.groups import (
     LoopGroup,
     ScanGroup,
     ScatterAddGroup,
+    SetRowsGroup,
     SortGroup,
     StoreStep,
 )
@@ -56,7 +57,7 @@ def _renamed(group: Group, rename: Rename) -> Group:
                 stores=_stores(group.stores, rename),
                 origin=(),
             )
-        case ScatterAddGroup():
+        case ScatterAddGroup() | SetRowsGroup():
             return replace(
                 group,
                 target=rename(group.target),

@@ -172,6 +172,24 @@ class ScatterAddGroup:
 
 @final
 @dataclass(frozen=True, slots=True)
+class SetRowsGroup:
+    """``target[a, indices[i], c] = updates[a, i, c]``; target is updated in place.
+
+    Views and sizes are those of ``ScatterAddGroup``; no index inside [0, size) occurs twice.
+    """
+
+    outer: int
+    size: int
+    inner: int
+    count: int
+    target: int
+    indices: LoadStep
+    updates: LoadStep
+    origin: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class ScanGroup:
     """Running reduction of ``source``, a view over (outer, length, inner), along the middle axis.
 
@@ -226,7 +244,15 @@ class InverseGroup:
     origin: tuple[str, ...] = ()
 
 
-Group = LoopGroup | ContractGroup | ScatterAddGroup | ScanGroup | SortGroup | InverseGroup
+Group = (
+    LoopGroup
+    | ContractGroup
+    | ScatterAddGroup
+    | SetRowsGroup
+    | ScanGroup
+    | SortGroup
+    | InverseGroup
+)
 
 
 @final

@@ -9,16 +9,22 @@ from typing import final
 
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.specs import ScanSpec, ScatterAddSpec, SortSpec
+from vkjit.lowering.kernel.specs import ScanSpec, ScatterAddSpec, SetRowsSpec, SortSpec
 from vkjit.lowering.kernel.types import CmpOp
 from vkjit.lowering.kernel.views import dense
 from vkjit.lowering.plan.bindings import Bound, Placed
-from vkjit.lowering.plan.groups import InverseGroup, ScanGroup, ScatterAddGroup, SortGroup
+from vkjit.lowering.plan.groups import (
+    InverseGroup,
+    ScanGroup,
+    ScatterAddGroup,
+    SetRowsGroup,
+    SortGroup,
+)
 from vkjit.lowering.plan.workspace import Workspace
 
 
-def scatter_add(
-    space: Workspace, operands: Sequence[Bound], spec: ScatterAddSpec, made: Bound
+def scattered(
+    space: Workspace, operands: Sequence[Bound], spec: ScatterAddSpec | SetRowsSpec, made: Bound
 ) -> Placed:
     """The first operand copied to a new array, then updated in place."""
     base, indices, updates = operands
@@ -26,7 +32,8 @@ def scatter_add(
     space.store(base, array, dense(made.shape))
     outer, size, inner = _lines(made, spec.axis)
     count = math.prod(indices.shape)
-    group = ScatterAddGroup(
+    kind = ScatterAddGroup if isinstance(spec, ScatterAddSpec) else SetRowsGroup
+    group = kind(
         outer=outer,
         size=size,
         inner=inner,

@@ -31,6 +31,7 @@ from vkjit.lowering.kernel.specs import (
     ReorderSpec,
     ScanSpec,
     ScatterAddSpec,
+    SetRowsSpec,
     SortSpec,
     ViewSpec,
     WriteSpec,
@@ -57,7 +58,7 @@ from vkjit.lowering.plan.cluster import (
 from vkjit.lowering.plan.contraction import contraction
 from vkjit.lowering.plan.finish import finished
 from vkjit.lowering.plan.groups import IOTA, Partition, Work
-from vkjit.lowering.plan.lines import Inside, inverse, scan, scatter_add, sort
+from vkjit.lowering.plan.lines import Inside, inverse, scan, scattered, sort
 from vkjit.lowering.plan.nested import control
 from vkjit.lowering.plan.workspace import Workspace
 
@@ -141,8 +142,8 @@ class _Partitioner:
                 made.lazy = self.gather(operands, spec, made)
             case ReorderSpec():
                 made.lazy = self.reorder(operands, spec, made)
-            case ScatterAddSpec():
-                made.placed = scatter_add(self.space, operands, spec, made)
+            case ScatterAddSpec() | SetRowsSpec():
+                made.placed = scattered(self.space, operands, spec, made)
             case ScanSpec():
                 made.placed = scan(self.space, operands[0], spec, made)
             case SortSpec():
