@@ -8,6 +8,8 @@ from typing import Any, final
 from vkjit import tree, tuning
 from vkjit.api.ref import Ref
 from vkjit.api.staged import Lowered
+from vkjit.debug.modes import modes
+from vkjit.debug.nans import watched
 from vkjit.device_array import DeviceArray, device_put
 from vkjit.errors import DonatedBufferError, InternalError
 from vkjit.runtime.device import Device, Loaded
@@ -47,7 +49,11 @@ class Executable:
         constants = [device_put(v, device.name).buffer for v in lowered.constants]
         setup = lowered.compiled.setup
         packed = [] if setup is None else device.load(setup).run(constants)
-        return cls(lowered, device.load(lowered.plan, [*constants, *packed]), device, out_tree)
+        if modes.watching:
+            loaded = watched(device, lowered.plan, lowered.program, constants, packed)
+        else:
+            loaded = device.load(lowered.plan, [*constants, *packed])
+        return cls(lowered, loaded, device, out_tree)
 
     def __call__(self, leaves: Sequence[DeviceArray], refs: Sequence[Ref] = ()) -> Any:
         """Runs the plan on the leaves of the arguments; the last outputs go to ``refs``."""
