@@ -27,13 +27,8 @@ Case = dict[str, Any]
 TABLES = ("gradients", "dtypes", "shapes", "numerics", "runtime", "device")
 ERRORS = (TypeError, ValueError, RuntimeError, IndexError)
 MISSING = {
-    "grad-vmap-of-cond-is-nan-safe": "lax.cond",
-    "grad-scan-wrt-sequence-and-carry": "lax.scan",
-    "grad-fori-loop-with-cond": "lax.fori_loop",
     "grad-checkpoint-replays-randomness": "checkpoint",
     "grad-nested-checkpoint-equals-plain": "checkpoint",
-    "shape-zero-size-through-transforms": "lax.scan",
-    "run-error-in-trace-leaves-no-state": "lax.scan",
 }
 """Cases of transformations that are not there yet, by what they need."""
 
