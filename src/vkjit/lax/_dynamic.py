@@ -73,7 +73,8 @@ def dynamic_update_slice(
         at = arithmetic.sub(line, np.int32(start) if isinstance(start, int) else start)
         new = indexing.gather(new, at, axis)
         here = logical.and_(compare.ge(at, np.int32(0)), compare.lt(at, np.int32(size)))
-        inside = logical.and_(inside, structural.broadcast(here, shape, (axis,)))
+        here = structural.broadcast(here, shape, (axis,))
+        inside = here if inside is np.True_ else logical.and_(inside, here)
     return new if inside is np.True_ else logical.select(inside, new, x)
 
 
