@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -41,6 +41,17 @@ class Runs(Primitive):
                 return self.form.branches
             case Call():
                 return ()
+
+    def with_programs(self, programs: Sequence[Program]) -> Runs:
+        match self.form:
+            case Scan() | Inline():
+                return Runs(replace(self.form, body=programs[0]))
+            case While():
+                return Runs(replace(self.form, condition=programs[0], body=programs[1]))
+            case Branch():
+                return Runs(replace(self.form, branches=tuple(programs)))
+            case Call():
+                return self
 
     def infer_outs(self, avals: Sequence[Aval]) -> tuple[Aval, ...]:
         if isinstance(self.form, Call):

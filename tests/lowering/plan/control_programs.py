@@ -35,7 +35,8 @@ def like(rng: Random, values: Values, of: Any) -> Any:
 def arithmetic(rng: Random, values: Values) -> Any:
     a = pick(rng, values)
     b = like(rng, values, a)
-    return [a + b, a - b * 3, jnp.maximum(a, b), jnp.where(a > b, a, b), a * b][int(rng.integers(5))]
+    made = [a + b, a - b * 3, jnp.maximum(a, b), jnp.where(a > b, a, b), a * b]
+    return made[int(rng.integers(5))]
 
 
 def crosswise(rng: Random, values: Values) -> Any:
