@@ -26,10 +26,7 @@ Case = dict[str, Any]
 
 TABLES = ("gradients", "dtypes", "shapes", "numerics", "runtime", "device")
 ERRORS = (TypeError, ValueError, RuntimeError, IndexError)
-MISSING = {
-    "grad-checkpoint-replays-randomness": "checkpoint",
-    "grad-nested-checkpoint-equals-plain": "checkpoint",
-}
+MISSING = {}
 """Cases of transformations that are not there yet, by what they need."""
 
 

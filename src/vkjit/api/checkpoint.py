@@ -27,9 +27,10 @@ def checkpoint(
 ) -> Any:
     """``fn``, whose derivative keeps arguments and computes inner values again.
 
-    Values are those of ``fn``, bit for bit; only memory and time of derivatives change. Random
-    operations give the same bits again. Writes and calls of the host happen once: in the
-    computation of values, never in the one for the derivative. Checkpoints nest, and may stand
+    Values and first derivatives are those of ``fn``, bit for bit; only memory and time change.
+    (Reverse over reverse differentiates originals and recomputations apart, and so adds in another
+    order.) Random operations give the same bits again. Writes and calls of the host happen once: in
+    the computation of values, never in the one for the derivative. Checkpoints nest, and may stand
     inside and around loops, branches and other transformations.
 
     Args:
