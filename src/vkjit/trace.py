@@ -54,11 +54,15 @@ class Tracer:
 
 @final
 class _State(threading.local):
-    """The traces that are open in this thread, innermost last."""
+    """The traces that are open in this thread, innermost last.
+
+    ``source`` is that of the equation for which operations run now, outside any trace.
+    """
 
     def __init__(self) -> None:
         self.stack: list[Trace] = []
         self.current: Trace | None = None
+        self.source: Source | None = None
 
 
 _state = _State()
@@ -158,9 +162,9 @@ def aval_of(value: Value) -> Aval:
         return aval((), canonical(np.bool_), False)
     if is_numpy(value):
         return aval(value.shape, canonical(value.dtype), False)
+    hint = getattr(kind, "array_hint", "expected an Array, a NumPy array or a Python scalar")
     raise DTypeError(
-        f"array: {kind.__module__}.{kind.__qualname__} is not an array or scalar; "
-        "expected an Array, a NumPy array or a Python scalar"
+        f"array: {kind.__module__}.{kind.__qualname__} is not an array or scalar; {hint}"
     )
 
 
@@ -276,20 +280,22 @@ def tracing() -> bool:
 def apply_program(program: Program, values: Sequence[Value]) -> list[Value]:
     """Binds every equation of ``program`` on ``values``, keeping source lines."""
     env: dict[Var, Value] = dict(zip(program.params, values, strict=True))
-    current = _state.current
+    current, holder = _state.current, _state.current or _state
     regions: dict[int, int] = {0: current.region if current is not None else 0}
-    outer = regions[0]
-    for eqn in program.eqns:
+    outer, before = regions[0], holder.source
+    try:
+        for eqn in program.eqns:
+            holder.source = eqn.source
+            if current is not None:
+                if eqn.region not in regions:
+                    regions[eqn.region] = new_region()
+                current.region = regions[eqn.region]
+            args = [env[a] if isinstance(a, Var) else a.value for a in eqn.args]
+            env.update(zip(eqn.outs, bind_outs(eqn.prim, *args), strict=True))
+    finally:
+        holder.source = before
         if current is not None:
-            current.source = eqn.source
-            if eqn.region not in regions:
-                regions[eqn.region] = new_region()
-            current.region = regions[eqn.region]
-        args = [env[a] if isinstance(a, Var) else a.value for a in eqn.args]
-        env.update(zip(eqn.outs, bind_outs(eqn.prim, *args), strict=True))
-    if current is not None:
-        current.source = None
-        current.region = outer
+            current.region = outer
     return [env[r] if isinstance(r, Var) else r.value for r in program.results]
 
 
@@ -322,18 +328,20 @@ def source_of(eqn: Eqn, *, backward: bool = False) -> Generator[None]:
 
     ``backward`` says that they compute its cotangents.
     """
-    current = _state.current
-    if current is None:
-        yield
-        return
+    holder = _state.current or _state
     source = eqn.source
     if backward and source is not None and not source.backward:
         source = Source(source.code, source.last, backward=True)
-    before, current.source = current.source, source
+    before, holder.source = holder.source, source
     try:
         yield
     finally:
-        current.source = before
+        holder.source = before
+
+
+def present_source() -> Source | None:
+    """Where an operation that runs now comes from."""
+    return (_state.current or _state).source or user_source()
 
 
 def user_source() -> Source | None:

@@ -191,7 +191,10 @@ class _Report:
         values = iter(operands)
         shown = [a.value if isinstance(a, Literal) else next(values) for a in eqn.args]
         for number, (atom, value) in enumerate(zip(eqn.args[:_SHOWN], shown, strict=False)):
-            lines.append(f"  operand {number} {atom.aval}: {_value(np.asarray(value), index, of)}")
+            array = np.asarray(value)
+            already = is_float(array.dtype) and wrong(array, self.watch).any()
+            given = ", so it was given" if already else ""
+            lines.append(f"  operand {number} {atom.aval}: {_value(array, index, of)}{given}")
         return "\n".join(lines)
 
 

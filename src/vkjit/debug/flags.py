@@ -216,9 +216,9 @@ def _floats(step: Launch) -> list[tuple[ScalarType, Range]]:
     """The arrays of floats that a launch writes."""
     pairs = zip(step.kernel.buffers, step.arguments, strict=True)
     return [
-        (b.elem, replace(place, size=b.length * b.elem.bytes))
+        (b.emulated or b.elem, replace(place, size=b.length * b.elem.bytes))
         for b, place in pairs
-        if b.access is not Access.READ and b.elem in _FLOATS and b.length
+        if b.access is not Access.READ and (b.emulated or b.elem) in _FLOATS and b.length
     ]
 
 

@@ -23,7 +23,7 @@ from vkjit.lowering.artifact import Plan
 from vkjit.lowering.compile import compile_program
 from vkjit.passes.pipeline import simplify
 from vkjit.runtime.device import Device, DeviceBuffer, Loaded
-from vkjit.trace import Hooks, aval_of, user_source
+from vkjit.trace import Hooks, aval_of, present_source
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def _blame_eager(prim: Primitive, values: Sequence[Value], outs: Sequence[Aval])
     """Evaluates the primitive once more, with checks, also inside it."""
     params = tuple(Var(aval_of(v)) for v in values)
     results = tuple(map(Var, outs))
-    program = Program(params, (Eqn(prim, params, results, user_source()),), results)
+    program = Program(params, (Eqn(prim, params, results, present_source()),), results)
     arrays: list[Array] = [
         np.asarray(host_values(v), p.aval.dtype) for v, p in zip(values, params, strict=True)
     ]

@@ -98,12 +98,16 @@ class Access(Enum):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """A global array argument of ``length`` elements; booleans are stored as ``i8`` 0 or 1."""
+    """A global array argument of ``length`` elements; booleans are stored as ``i8`` 0 or 1.
+
+    ``emulated`` is the type that the elements stand for, where the target lacks it.
+    """
 
     name: str
     elem: ScalarType
     length: int
     access: Access
+    emulated: ScalarType | None = None
 
 
 class Space(Enum):

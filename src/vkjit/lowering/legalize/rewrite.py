@@ -86,7 +86,9 @@ class Rewriter:
 
     def _buffer(self, old: Buffer) -> Buffer:
         elem = self._retyped.get(old.elem)
-        made = old if elem is None else Buffer(old.name, elem, old.length, old.access)
+        made = old
+        if elem is not None:
+            made = Buffer(old.name, elem, old.length, old.access, old.emulated or old.elem)
         self._memory[old] = made
         return made
 
