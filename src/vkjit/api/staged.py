@@ -17,7 +17,7 @@ from vkjit.ir.primitive import Value
 from vkjit.ir.program import Program
 from vkjit.ir.text import text
 from vkjit.lowering.artifact import Launch, Plan, Role, leaves
-from vkjit.lowering.compile import Choose, Compiled, compile_program
+from vkjit.lowering.compile import Choose, Compiled, Known, compile_program
 from vkjit.lowering.kernel.text import text as kernel_text
 from vkjit.lowering.plan_text import plan_text
 from vkjit.lowering.spirv.emit import emit
@@ -172,9 +172,10 @@ def lower(
     Raises:
         MemoryBudgetError: no plan was found that fits the budget.
     """
+    known: Known = {}
 
     def plan(program: Program) -> Compiled:
-        return compile_program(program, target, len(traced.captured), donated, choose)
+        return compile_program(program, target, len(traced.captured), donated, choose, known)
 
     made = within_budget(simplify(traced.program), budget, target, plan)
     return Lowered(made.program, traced.captured, made.compiled, target, donated)

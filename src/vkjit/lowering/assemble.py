@@ -193,13 +193,16 @@ class Layout:
         if not donated:
             return list(steps)
         handover = Handover(steps, self.arrays)
-        free = [self.constants + d for d in donated]
+        free: dict[int, list[int]] = {}  # by size
+        for candidate in [self.constants + d for d in donated]:
+            free.setdefault(self.arrays.size(candidate), []).append(candidate)
         for result in self.results:
+            alike = free.get(self.arrays.size(result), [])
             # Those first that are updated in place.
-            fits = [c for c in free if handover.fits(result, c)]
+            fits = [c for c in alike if handover.fits(result, c)]
             for candidate in sorted(fits, key=lambda c: not handover.shared(result, c)):
                 if handover.take(result, candidate):
-                    free.remove(candidate)
+                    alike.remove(candidate)
                     self.taken[result] = candidate - self.constants
                     break
         for result, position in self.taken.items():

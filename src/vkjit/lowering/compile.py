@@ -79,12 +79,17 @@ class Compiled:
     choices: tuple[Choice, ...] = ()
 
 
-def compile_program(
+Known = dict[object, tuple[list[Lowered], list[ArrayInfo]]]
+"""Kernels of canonical groups, on one target and with one choice of schedules."""
+
+
+def compile_program(  # noqa: PLR0913  what is lowered, for what, and how
     program: Program,
     target: Target,
     constants: int = 0,
     donated: Collection[int] = (),
     choose: Choose | None = None,
+    known: Known | None = None,
 ) -> Compiled:
     """Lowers ``program`` for ``target``.
 
@@ -94,12 +99,13 @@ def compile_program(
         constants: number of leading parameters that are uploaded once with the executable.
         donated: positions, among the other parameters, whose memory results may take over.
         choose: picks schedules; None stands for the defaults.
+        known: kernels of earlier calls with this target and choice; new ones are added.
 
     Raises:
         MissingRuleError: the target lacks a type or an operation.
         InternalError: a kernel or the plan is malformed.
     """
-    parts, lowering = _lowered(program, target, constants, choose)
+    parts, lowering = _lowered(program, target, constants, choose, {} if known is None else known)
     arrays = lowering.arrays
     steps = split_constant(lowering.steps, constants, parts.results, arrays)
     setup = None
@@ -120,13 +126,13 @@ def compile_program(
 
 
 def _lowered(
-    program: Program, target: Target, constants: int, choose: Choose | None
+    program: Program, target: Target, constants: int, choose: Choose | None, known: Known
 ) -> tuple[Partition, _Lowering]:
     """Groups and their kernels; smaller groups where a kernel has more arrays than can be bound."""
     most = MAX_ARRAYS
     while True:
         parts = partition(program, Workspace(most))
-        lowering = _Lowering(target, constants, choose)
+        lowering = _Lowering(target, constants, choose, known)
         lowering.add(parts)
         if most == 0 or not lowering.binds_too_many():
             return parts, lowering
@@ -137,7 +143,7 @@ def _lowered(
 class _Lowering:
     """Kernels of the groups so far; equal groups share theirs."""
 
-    def __init__(self, target: Target, constants: int, choose: Choose | None) -> None:
+    def __init__(self, target: Target, constants: int, choose: Choose | None, known: Known) -> None:
         self.target = target
         self.choose = choose
         self.chosen: dict[tuple[Group, tuple[ArrayInfo, ...]], GpuContract | None] = {}
@@ -146,7 +152,8 @@ class _Lowering:
         self.constants = constants
         self.packing = prepack_limit()
         self.steps: list[AnyStep] = []
-        self.known: dict[object, tuple[list[Lowered], list[ArrayInfo]]] = {}
+        self.known = known
+        self.most_bound = 0
 
     def add(self, parts: Partition) -> None:
         """Adds the arrays and steps of a program; those of its parameters come first."""
@@ -160,13 +167,14 @@ class _Lowering:
         fixed = self.packable(key_group, outside)
         key = (key_group, infos, fixed)
         found = self.known.get(key)
+        schedule = self.scheduled(key_group, infos)
         if found is None:
-            schedule = self.scheduled(key_group, infos)
             context = TemplateContext(self.target, list(infos), fixed)
             found = self.known[key] = lower_group(key_group, schedule, context)
         if self.choose is not None:
             self.uses[key_group, infos] += times
         kernels, temporaries = found
+        self.most_bound = max([self.most_bound, *(len(i.kernel.buffers) for i in kernels)])
         start = self.arrays.add(temporaries)
         inside = (*outside, *range(start, start + len(temporaries)))
         named, copies = updated_in_place(key_group), is_copy(key_group)
@@ -180,9 +188,7 @@ class _Lowering:
 
     def binds_too_many(self) -> bool:
         """Whether a kernel has more arrays than the target binds."""
-        limit = self.target.max_bindings
-        kernels = (item.kernel for items, _ in self.known.values() for item in items)
-        return limit > 0 and any(len(kernel.buffers) > limit for kernel in kernels)
+        return 0 < self.target.max_bindings < self.most_bound
 
     def packable(self, group: Group, outside: Sequence[int]) -> frozenset[int]:
         """Constant operands of a canonical product that there is memory to keep packed."""
