@@ -37,12 +37,14 @@ class Arena:
 
     The arena is cut into buffers of ``limit`` bytes, the last one shorter; no array lies across a
     cut. The size of a single buffer is no reason for a limit: then it is beyond all offsets.
+    ``live`` are the lifetimes of the arrays, in levels of steps.
     """
 
     offsets: dict[int, int]
     size: int
     live_peak: int
     limit: int = _UNLIMITED
+    live: tuple[Lifetime, ...] = ()
 
     def buffers(self) -> list[int]:
         """Bytes of each buffer."""
@@ -80,7 +82,7 @@ def arena(live: Sequence[Lifetime], largest: int = 0) -> Arena:
         offsets[item.array] = start
         low[placed], high[placed] = start, start + size
         first[placed], last[placed] = item.first, item.last
-    return Arena(offsets, int(high.max(initial=0)), live_peak(live), limit)
+    return Arena(offsets, int(high.max(initial=0)), live_peak(live), limit, tuple(live))
 
 
 def aligned(size: int) -> int:
