@@ -24,7 +24,7 @@ class Inlined(Primitive):
 
     body: Program
 
-    traits: ClassVar[Traits] = Traits(Kind.CONTROL, Remat.COSTLY)
+    traits: ClassVar[Traits] = Traits(Kind.CONTROL, Remat.COSTLY, takes_zeros=True)
 
     def infer_outs(self, avals: Sequence[Aval]) -> tuple[Aval, ...]:
         """Those of the body."""

@@ -65,9 +65,18 @@ class New:
 
 Step: TypeAlias = Run | Point | Pick | New
 
+_FAR = 2**30
+"""Beyond every axis, and so that sizes can be added to it in 32 bits."""
 
-def parse(of: Aval, index: Any) -> list[Step]:
+
+def parse(of: Aval, index: Any, *, strict: bool = True, wrap: bool = True) -> list[Step]:
     """One step for each axis of an array of aval ``of``, and for each new axis.
+
+    Args:
+        of: aval of the array.
+        index: NumPy's basic or advanced index.
+        strict: refuse static integers out of range; else they count as index arrays.
+        wrap: static integers below zero count from the end; else they are out of range.
 
     Raises:
         IndexingError: too many indices, a static one out of range, or a kind that cannot index.
@@ -87,7 +96,7 @@ def parse(of: Aval, index: Any) -> list[Step]:
         if part is None:
             steps.append(New())
             continue
-        steps.append(_step(of, axis, part))
+        steps.append(_step(of, axis, part, _Static(strict, wrap)))
         axis += 1
     return steps
 
@@ -126,7 +135,25 @@ def _is_array(part: Any) -> bool:
     return is_numpy(part) or hasattr(part, "aval")
 
 
-def _step(of: Aval, axis: int, part: Any) -> Step:
+@final
+@dataclass(frozen=True, slots=True)
+class _Static:
+    """How static integers count, as ``parse`` says."""
+
+    strict: bool
+    wrap: bool
+
+    def step(self, of: Aval, axis: int, at: int) -> Point | Pick:
+        """The step of one integer."""
+        size = of.shape[axis]
+        if (-size if self.wrap else 0) <= at < size:
+            return Point(at % size)
+        if self.strict:
+            raise IndexingError(f"index: {at} is out of range for axis {axis} of {of}")
+        return Pick(np.asarray(min(max(at, -_FAR), _FAR), np.int32))
+
+
+def _step(of: Aval, axis: int, part: Any, static: _Static) -> Step:
     size = of.shape[axis]
     if isinstance(part, slice):
         return _run(part, size)
@@ -135,22 +162,15 @@ def _step(of: Aval, axis: int, part: Any) -> Step:
         if not dtypes.is_int(kind.dtype):
             raise IndexingError(f"index: array {kind} for axis {axis}, expected integers")
         if is_numpy(part) and not part.ndim:
-            return _point(of, axis, int(part))
+            return static.step(of, axis, int(part))
         return Pick(part)
     try:
-        return _point(of, axis, operator.index(part))
+        return static.step(of, axis, operator.index(part))
     except TypeError:
         raise IndexingError(
             f"index: {type(part).__name__} for axis {axis} of {of}; expected an integer, a slice, "
             "None, '...' or an array of integers or booleans"
         ) from None
-
-
-def _point(of: Aval, axis: int, at: int) -> Point:
-    size = of.shape[axis]
-    if not -size <= at < size:
-        raise IndexingError(f"index: {at} is out of range for axis {axis} of {of}")
-    return Point(at % size)
 
 
 def _run(part: Any, size: int) -> Run:
@@ -215,7 +235,9 @@ def result_shape(steps: Sequence[Step], at: Layout | None) -> Shape:
     return tuple(sizes) if at is None else (*sizes[: at.place], *at.broadcast, *sizes[at.place :])
 
 
-def positions(picks: Sequence[Value], sizes: Shape, broadcast: Shape, *, drop: bool) -> Value:
+def positions(
+    picks: Sequence[Value], sizes: Shape, broadcast: Shape, *, drop: bool, wrap: bool = True
+) -> Value:
     """Flat row-major i32 positions in the picked axes.
 
     Args:
@@ -223,8 +245,9 @@ def positions(picks: Sequence[Value], sizes: Shape, broadcast: Shape, *, drop: b
         sizes: of the picked axes.
         broadcast: common shape of the index arrays.
         drop: give -1 where an index is out of range; otherwise it clamps to the nearest end.
+        wrap: negative indices count from the end; else they are out of range.
     """
-    wrapped = [wrapped_index(p, n) for p, n in zip(picks, sizes, strict=True)]
+    wrapped = [wrapped_index(p, n if wrap else 0) for p, n in zip(picks, sizes, strict=True)]
     if len(wrapped) == 1:
         return broadcast_value(wrapped[0], broadcast)
     total: Value = np.int32(0)
@@ -241,13 +264,13 @@ def positions(picks: Sequence[Value], sizes: Shape, broadcast: Shape, *, drop: b
 
 
 def wrapped_index(indices: Value, size: int) -> Value:
-    """Indices as i32, negative ones counted from the end."""
+    """Indices as i32, negative ones counted from the end of ``size`` elements."""
     of = aval_of(indices)
     if is_numpy(indices):
         whole = indices.astype(np.int64)
         return constant(np.asarray(np.where(whole < 0, whole + size, whole), np.int32))
     indices = cast(indices, dtypes.int32)
-    if not dtypes.is_signed(of.dtype):
+    if not dtypes.is_signed(of.dtype) or not size:
         return indices
     below = compare.lt(indices, np.int32(0))
     return logical.select(below, structural.add(indices, np.int32(size)), indices)

@@ -6,7 +6,8 @@ Basic indices become slices and pads. Index arrays become one gather or scatter_
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from enum import Enum
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 
@@ -51,25 +52,43 @@ _COMBINE: dict[str, Callable[[Value, Value], Value]] = {
 }
 
 
-def get(x: ArrayLike, index: Any, *, mode: str | None = None, fill_value: Any = None) -> Value:
+@final
+class GatherScatterMode(Enum):
+    """What indices out of range do, by the names that ``mode`` has as well."""
+
+    CLIP = "clip"
+    FILL_OR_DROP = "fill"
+    PROMISE_IN_BOUNDS = "promise_in_bounds"
+
+
+Mode: TypeAlias = str | GatherScatterMode | None
+
+
+def get(
+    x: ArrayLike, index: Any, *, mode: Mode = None, fill_value: Any = None, wrap: bool = True
+) -> Value:
     """``x[index]``.
 
     Args:
         x: array.
         index: NumPy's basic or advanced index.
-        mode: for index arrays out of range: "clip" (default), "fill" or "wrap".
+        mode: for indices out of range: "clip", "fill" (or "drop") or "wrap"; None (or
+            "promise_in_bounds"): index arrays clamp, and a static integer is refused.
         fill_value: for "fill"; None: NaN, or the lowest integer.
+        wrap: negative indices count from the end; else they are out of range.
     """
-    x, steps = lift("index", x), parse(operand_aval("index", x), index)
-    if mode == "wrap":
+    how = _mode("at.get", mode, "wrap")
+    of = operand_aval("index", x)
+    x, steps = lift("index", x), parse(of, index, strict=how is None, wrap=wrap)
+    if how == "wrap":
         steps = _wrapped_steps(steps, aval_of(x).shape)
     region, at = _cut(x, steps), _layout(steps)
     if at is None:
         return reshaped(region, result_shape(steps, None))
     rows = _together(region, at)
-    where = _positions(steps, aval_of(region).shape, at, drop=mode == "fill")
+    where = _positions(steps, aval_of(region).shape, at, drop=how == "fill", wrap=wrap)
     out = indexing.gather(rows, where, at.axis)
-    if mode == "fill":
+    if how == "fill":
         out = _filled(out, where, aval_of(rows).shape[at.axis], at.axis, fill_value)
     return reshaped(_placed(out, steps, at), result_shape(steps, at))
 
@@ -79,9 +98,10 @@ def update(  # noqa: PLR0913  what, where, with what, how, and two promises
     index: Any,
     values: ArrayLike,
     how: Update,
-    mode: str | None = None,
+    mode: Mode = None,
     *,
     unique: bool = False,
+    wrap: bool = True,
 ) -> Value:
     """A copy of ``x`` with ``values`` set, added, multiplied... at ``index``.
 
@@ -90,11 +110,13 @@ def update(  # noqa: PLR0913  what, where, with what, how, and two promises
         index: NumPy's basic or advanced index.
         values: broadcast to the shape of ``x[index]``, cast to the dtype of ``x``.
         how: what happens where an index points.
-        mode: for index arrays out of range: "drop" (default) or "clip".
+        mode: for indices out of range: "drop" (or "fill") or "clip"; None (or
+            "promise_in_bounds"): index arrays drop, and a static integer is refused.
         unique: promise that no index occurs twice.
+        wrap: negative indices count from the end; else they are out of range.
     """
-    of = operand_aval("at", x)
-    x, steps = lift("at", x), parse(of, index)
+    of, outside = operand_aval("at", x), _mode(f"at.{how}", mode)
+    x, steps = lift("at", x), parse(of, index, strict=outside is None, wrap=wrap)
     at = _layout(steps)
     values = cast(lift("at", values), of.dtype)
     one = values if how == "set" and not aval_of(values).shape else None
@@ -104,8 +126,9 @@ def update(  # noqa: PLR0913  what, where, with what, how, and two promises
         values = reshaped(values, aval_of(region).shape)
         return _pasted(x, steps, values if how == "set" else _COMBINE[how](region, values))
     rows = _together(region, at)
-    where = _positions(steps, aval_of(region).shape, at, drop=mode != "clip")
-    if mode == "clip":
+    clips = outside == "clip"
+    where = _positions(steps, aval_of(region).shape, at, drop=not clips, wrap=wrap)
+    if clips:
         last = max(aval_of(rows).shape[at.axis] - 1, 0)
         where = minimum(maximum(where, np.int32(0)), np.int32(last))
     if one is not None:  # repeated indices all write the same value
@@ -115,6 +138,17 @@ def update(  # noqa: PLR0913  what, where, with what, how, and two promises
     known = unique or _is_unique(steps, at)
     changed = _scattered(rows, where, updates, at.axis, how, unique=known)
     return _pasted(x, steps, _apart(changed, aval_of(region).shape, at))
+
+
+def _mode(name: str, mode: Mode, *more: str) -> str | None:
+    """A mode by its only name; None where nothing is said of indices out of range.
+
+    Raises:
+        ArgumentError: there is no such mode.
+    """
+    known = mode.value if isinstance(mode, GatherScatterMode) else mode
+    refuse_mode(name, known, ("clip", "fill", "drop", "promise_in_bounds", *more))
+    return {"drop": "fill", "promise_in_bounds": None}.get(known or "", known)
 
 
 # -- basic indices --------------------------------------------------------------------------------
@@ -186,9 +220,9 @@ def _picks(steps: Sequence[Step]) -> list[Value]:
     return [s.indices for s in steps if isinstance(s, Pick)]
 
 
-def _positions(steps: Sequence[Step], shape: Shape, at: Layout, *, drop: bool) -> Value:
+def _positions(steps: Sequence[Step], shape: Shape, at: Layout, *, drop: bool, wrap: bool) -> Value:
     sizes = tuple(shape[a] for a in at.picked)
-    return positions(_picks(steps), sizes, at.broadcast, drop=drop)
+    return positions(_picks(steps), sizes, at.broadcast, drop=drop, wrap=wrap)
 
 
 def _wrapped_steps(steps: Sequence[Step], shape: Shape) -> list[Step]:
@@ -299,7 +333,7 @@ def _scattered(  # noqa: PLR0913  a scatter has this many parts
         updates = _COMBINE[how](here, updates)
     size = of.shape[axis]
     if not unique:
-        where = _last_only(where, size)
+        where = last_only(where, size)
     written = _written(where, of.shape, axis)
     held = dtypes.uint8 if of.dtype == dtypes.bool_ else of.dtype
     blank = structural.full(of.shape, held.type(0))
@@ -315,7 +349,7 @@ def _written(where: Value, shape: Shape, axis: int) -> Value:
     return _over(compare.gt(counts, np.int32(0)), shape, axis)
 
 
-def _last_only(where: Value, size: int) -> Value:
+def last_only(where: Value, size: int) -> Value:
     """Positions with -1 for all but the last occurrence of each.
 
     The largest occurrence number at each position is found bit by bit, from the highest: an
