@@ -141,10 +141,13 @@ class Nesting:
                 before.append(CopyStep(first, start, group.origin))
                 after.append(CopyStep(end, last, group.origin))
                 held.append(ring)
+        same = self.updated(body, form, handover, outer)
+        pairs = frozenset([(operands[i], results[j]) for i, j in same])
         body.steps = handover.steps()
-        turns = Turns(self.levels(body), form.length)
+        levels = self.levels(body, [(body.inputs[i], body.results[j]) for i, j in same])
         read = (*operands[:n], *operands[n + c :], *held)
-        step = ControlStep(turns, read, (*held, *results[c:]), group.origin)
+        turns, written = Turns(levels, form.length), (*held, *results[c:])
+        step = ControlStep(turns, read, written, group.origin, pairs)
         return [*before, step, *after]
 
     def slices(
@@ -160,6 +163,26 @@ class Nesting:
             where = self.slice_of(made, stack, form, depth)
             if where != made:
                 body.steps.append(CopyStep(made, where))
+
+    def updated(
+        self, body: Inner, form: Scan, handover: Handover, outer: tuple[list[int], list[int]]
+    ) -> list[tuple[int, int]]:
+        """Positions of stacked operands and results that may be one memory.
+
+        Each turn reads its slice of one before it writes that of the other: the caches of layers,
+        for example.
+        """
+        operands, _ = outer
+        first, c = form.constants + form.carries, form.carries
+        found: dict[int, int] = {}
+        for j in range(c, len(body.results)):
+            for i in range(first, len(operands)):
+                slices = body.inputs[i], body.results[j]
+                alone = operands.count(operands[i]) == 1 and i not in found
+                if alone and all(map(self.arrays.is_put, slices)) and handover.has(*slices[::-1]):
+                    found[i] = j
+                    break
+        return list(found.items())
 
     def slice_of(self, array: int, stack: int, form: Scan, depth: int) -> int:
         """The array that is a slice of ``stack``: ``array`` itself where kernels can use that."""

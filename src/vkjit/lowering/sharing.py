@@ -113,6 +113,13 @@ class Handover:
             self._order.users(self._arrays.memory(other)),
         )
 
+    def has(self, result: int, other: int) -> bool:
+        """Whether ``result`` may have the memory of ``other`` in the order as it is."""
+        return self.fits(result, other) and self._order.follow(
+            self._order.writers(self._arrays.memory(result)),
+            self._order.users(self._arrays.memory(other)),
+        )
+
     def fits(self, result: int, other: int) -> bool:
         """Whether sizes agree and no step reads one while it writes the other out of step."""
         memory = self._arrays.memory

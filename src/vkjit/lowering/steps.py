@@ -8,7 +8,7 @@ program lie in the arrays of the equation that runs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -261,12 +261,11 @@ class Arrays:
 
     def place(self, array: int, roots: Mapping[int, Range]) -> Range:
         """Where the array is, given where those are that lie in none."""
-        part = self._parts.get(array)
-        if part is None:
-            return roots[array]
-        base = self.place(part.base, roots)
-        moves = (*base.moves, *part.moves)
-        return replace(base, offset=base.offset + part.offset, size=self.size(array), moves=moves)
+        offset, moves, base = 0, tuple[Move, ...](), array
+        while (part := self._parts.get(base)) is not None:
+            base, offset, moves = part.base, offset + part.offset, (*part.moves, *moves)
+        root = roots[base]
+        return Range(root.buffer, root.offset + offset, self.size(array), (*root.moves, *moves))
 
     def is_array(self, number: int) -> bool:
         """Whether the number is that of an array with memory of its own."""

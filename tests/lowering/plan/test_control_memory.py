@@ -12,12 +12,14 @@ from tests.control_forms import run, traced
 from vkjit import numpy as jnp
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.control import Branch, Scan, While
+from vkjit.ir.evaluate import evaluate
 from vkjit.ir.program import Program
 from vkjit.lax import dynamic_update_slice
 from vkjit.lowering.artifact import Copy, Launch, Loop, Plan, Role, leaves
 from vkjit.lowering.compile import Compiled, compile_program
 from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, REFERENCE
 from vkjit.passes.pipeline import simplify
+from vkjit.runtime.reference import ReferenceDevice
 
 GPU = dataclasses.replace(MINIMAL_GPU, name="gpu", storage=ALL_SCALARS, arithmetic=ALL_SCALARS)
 TARGETS = pytest.mark.parametrize("target", [REFERENCE, GPU], ids=["reference", "gpu"])
@@ -205,3 +207,30 @@ def test_unaligned_stacks_cost_one_slice() -> None:
     whole, odd = (compile_program(program(n), REFERENCE) for n in (64, 63))
     assert temporaries(whole) == 0
     assert temporaries(odd) == 4 * 63
+
+
+@TARGETS
+def test_stacked_caches_are_updated_in_place(target: Any) -> None:
+    """Layers as a scan: each turn takes the cache of its layer and gives it with a new row."""
+
+    def body(h: Any, cache: Any) -> Any:
+        made = dynamic_update_slice(cache, h[None], (jnp.astype(h[0], np.int32), 0))
+        return [h + made[3], made]
+
+    scan = Scan(traced(body, f32(WIDTH), f32(64, WIDTH)), 12, 0, 1)
+
+    def function(h: Any, caches: Any) -> Any:
+        return run(scan, h, caches)
+
+    program = simplify(traced(function, f32(WIDTH), f32(12, 64, WIDTH)))
+    kept = compile_program(program, target)
+    donated = compile_program(program, target, donated=(1,))
+    assert kept.plan.peak_bytes - donated.plan.peak_bytes == 12 * 4 * 64 * WIDTH
+    assert temporaries(donated) < 4 * 64 * WIDTH / 2
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(0, 9, a.shape).astype(np.float32) for a in program.in_avals]
+    device = ReferenceDevice(target)
+    wanted = evaluate(program, inputs)
+    outs = device.load(donated.plan).run([device.upload(x) for x in inputs], (1,))
+    for out, want in zip(outs, wanted, strict=True):
+        np.testing.assert_array_equal(device.download(out, want.dtype, want.shape), want)

@@ -72,6 +72,11 @@ class Order:
             self._followers[other].update(steps)
         return True
 
+    def follow(self, steps: Sequence[int], others: Sequence[int]) -> bool:
+        """Whether ``steps`` come after ``others`` as it is, but for those that are both."""
+        missing = set(others) - set(steps)
+        return all(missing <= self._before(step) for step in steps) if missing else True
+
     def sequence(self) -> list[int]:
         """All steps: the earliest first among those whose needs are met."""
         missing = [len(needed) for needed in self._needs]
@@ -88,14 +93,23 @@ class Order:
 
     def _after(self, steps: Sequence[int]) -> set[int]:
         """The steps that cannot come before ``steps``."""
-        found: set[int] = set()
-        todo = list(steps)
-        while todo:
-            for follower in self._followers[todo.pop()]:
-                if follower not in found:
-                    found.add(follower)
-                    todo.append(follower)
-        return found
+        return _reached(self._followers, steps)
+
+    def _before(self, step: int) -> set[int]:
+        """The steps that cannot come after ``step``."""
+        return _reached(self._needs, (step,))
+
+
+def _reached(edges: Sequence[set[int]], steps: Sequence[int]) -> set[int]:
+    """The steps that edges lead to from ``steps``."""
+    found: set[int] = set()
+    todo = list(steps)
+    while todo:
+        for step in edges[todo.pop()]:
+            if step not in found:
+                found.add(step)
+                todo.append(step)
+    return found
 
 
 def by_levels(uses: Sequence[Use], sizes: Mapping[int, int], others: int = 0) -> Levels:
