@@ -8,21 +8,19 @@ peak is within the budget and little below it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
+from vkjit.api.memory import HeldAs, memory_timeline, storage
 from vkjit.errors import ArgumentError, MemoryBudgetError
 from vkjit.ir.program import Program
 from vkjit.lowering.compile import Compiled
-from vkjit.lowering.plan.canonical import canonical
-from vkjit.lowering.plan.groups import ControlGroup, Partition, Work
 from vkjit.lowering.plan.partition import partition
 from vkjit.lowering.target import Target, TargetKind
-from vkjit.lowering.templates.context import memory_type
 from vkjit.passes.evict import Eviction, evict
 from vkjit.passes.rematerialize import rematerialize
-from vkjit.passes.timeline import Rates, Storage, Timeline
+from vkjit.passes.timeline import Rates, Timeline
 
 Planner = Callable[[Program], Compiled]
 
@@ -39,6 +37,8 @@ _CLOSE = 0.01
 """Part of the temporaries that may stay unused below the budget."""
 _LOWER = (0.6, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05)
 """Bounds, as parts of the peak without recomputation, on the way to the smallest one."""
+_SHOWN = 12
+"""Source lines in the message of an error."""
 _STEP = 0.03
 """Part of the temporaries by which a smaller budget must be smaller to be worth a search."""
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
@@ -136,10 +136,35 @@ def within_budget(program: Program, budget: int, target: Target, plan: Planner) 
 
 
 def budget_error(budget: int, smallest: Candidate) -> MemoryBudgetError:
-    """What the smallest plan takes, by role and by source line."""
+    """What the smallest plan takes at its peak: what stays there whatever is computed again."""
+    report = memory_timeline(smallest.program, smallest.compiled)
+    lines = report.by_line()
+    whole = (HeldAs.ARGUMENT, HeldAs.CONSTANT, HeldAs.OUTPUT)
+    rows = [
+        f"  {sum(line.nbytes for line in lines if line.kind is kind):>15,}  {kind.value}s"
+        for kind in whole
+        if any(line.kind is kind for line in lines)
+    ]
+    inside = [line for line in lines if line.kind not in whole]
+    rows += [
+        f"  {line.nbytes:>15,}  {line.kind.value}: {line.count} of {line.made}"
+        f"{' at ' if line.source else ''}{line.source}"
+        for line in inside[:_SHOWN]
+    ]
+    if len(inside) > _SHOWN:
+        rest = sum(line.nbytes for line in inside[_SHOWN:])
+        rows.append(f"  {rest:>15,}  on {len(inside) - _SHOWN} more lines")
+    live = sum(line.nbytes for line in inside)
+    between = smallest.compiled.plan.arena_bytes - live
+    if between:
+        rows.append(f"  {between:>15,}  between temporaries")
     peak = smallest.peak
     return MemoryBudgetError(
-        f"memory_budget: given {budget:,} bytes, expected at least {peak:,}", peak
+        f"memory_budget: given {budget:,} bytes, expected at least {peak:,}; the smallest plan "
+        "that was found, with values computed again wherever that helps, takes at its peak\n"
+        + "\n".join(rows)
+        + "\nuse that budget, donate arguments (donate_argnums), or make a batch smaller",
+        peak,
     )
 
 
@@ -214,26 +239,3 @@ class _Search:
         program = rematerialize(start.program, timeline, chosen.arrays)
         seconds = start.seconds + chosen.outcome.seconds
         return Candidate(program, self._plan(program), seconds)
-
-
-def storage(parts: Partition) -> Storage:
-    """Where and when the groups of a partition use its arrays."""
-    uses: list[list[int]] = [[] for _ in parts.arrays]
-    for step, work in enumerate(parts.groups):
-        for array in dict.fromkeys(_arrays(work)):
-            uses[array].append(step)
-    return Storage(
-        stored=parts.stored,
-        made=parts.made,
-        sizes=[info.length * memory_type(info.elem).bytes for info in parts.arrays],
-        uses=uses,
-        fixed=frozenset((*range(parts.inputs), *parts.results)),
-        steps=len(parts.groups),
-    )
-
-
-def _arrays(work: Work) -> Sequence[int]:
-    """The arrays that a group uses."""
-    if isinstance(work, ControlGroup):
-        return (*work.operands, *work.results)
-    return canonical(work)[1]

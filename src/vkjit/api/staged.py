@@ -10,6 +10,7 @@ from typing import Any, final
 from vkjit.api.budget import within_budget
 from vkjit.api.costs import CostAnalysis, cost_analysis
 from vkjit.api.flat import flatten_call
+from vkjit.api.memory import MemoryTimeline, memory_timeline
 from vkjit.dtypes import DType, canonical
 from vkjit.errors import ArgumentError
 from vkjit.ir.avals import Aval, aval
@@ -139,6 +140,10 @@ class Lowered:
         if chosen is not self.target:
             plan = compile_program(self.program, chosen, len(self.constants), self.donated).plan
         return spirv_text(plan, chosen)
+
+    def memory_report(self) -> MemoryTimeline:
+        """What is alive when, by source line: the peak and what makes it; ``save`` draws it."""
+        return memory_timeline(self.program, self.compiled)
 
     def memory(self) -> MemoryReport:
         """Bytes of one call."""
