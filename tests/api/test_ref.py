@@ -49,7 +49,7 @@ def test_a_write_through_jit_copies_nothing():
 
     lowered = step.lower(cache, jnp.ones(64))
     assert len(lowered.plan.steps) == 1
-    assert lowered.memory().donated == cache.aval.nbytes
+    assert lowered.memory().donated == cache.nbytes
     assert lowered.memory().temporaries == 0
 
 
@@ -87,7 +87,7 @@ def test_a_ref_from_outside_is_refused_inside_a_trace():
     np.testing.assert_array_equal(ref[...], np.zeros(3))
 
 
-@pytest.mark.parametrize("index", [slice(None, None, -1), jnp.asarray([0, 1]), None])
+@pytest.mark.parametrize("index", [slice(None, None, -1), None])
 def test_indices_that_cannot_be_written_are_refused(index):
     ref = vj.Ref(jnp.zeros(3))
     with pytest.raises(IndexingError, match="positive steps"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from vkjit import tree
 from vkjit.api.flat import flatten_call, name_of, positions
+from vkjit.control.cells import OuterWrites, contents_of, observed, put_all, threaded
 from vkjit.control.checkpoint import checkpointed
 from vkjit.control.policies import Policy, nothing_saveable
 from vkjit.errors import ArgumentError
@@ -74,11 +75,23 @@ def checkpoint(
             return fn(*[a if i in static else next(rest) for i, a in enumerate(args)], **named)
 
         of_dynamic.__name__ = name_of(fn)
-        flat, leaves = flatten_call(of_dynamic, dynamic, kwargs)
-        outs = checkpointed(flat, leaves, policy or nothing_saveable, name_of(fn))
-        return flat.result(outs)
+        return _checkpointed(of_dynamic, dynamic, kwargs, policy or nothing_saveable)
 
     return wrapped
+
+
+def _checkpointed(fn: Function, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+    """``fn`` as a checkpoint; the contents of Refs of outside that it writes are results of it."""
+    flat, leaves = flatten_call(observed(fn), args, kwargs)
+    try:
+        return flat.result(checkpointed(flat, leaves, policy, name_of(fn)))
+    except OuterWrites as writes:
+        cells = writes.cells
+    contents, result = _checkpointed(
+        threaded(fn, cells), (contents_of(cells), *args), kwargs, policy
+    )
+    put_all(cells, contents)
+    return result
 
 
 def checkpoint_name(x: Any, name: str) -> Any:

@@ -10,10 +10,11 @@ import numpy as np
 
 from vkjit import dtypes, tree
 from vkjit.control.branch import Cond
+from vkjit.control.cells import Cell, contents_of, put_all, threaded
 from vkjit.control.inner import parted, reads, with_params, with_results
 from vkjit.control.loop import While
 from vkjit.control.stage import Staged, stage_together
-from vkjit.errors import ArgumentError, DTypeError, ShapeError
+from vkjit.errors import ArgumentError, DTypeError, ShapeError, TracerError
 from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
 from vkjit.ir.program import Program, Var
@@ -111,6 +112,10 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
     leaves, in_tree = tree.flatten((init_val,))
     flats = Flat("cond_fun", cond_fun, in_tree), Flat("body_fun", body_fun, in_tree)
     staged = _staged(flats, leaves)
+    if flats[0].written:
+        raise TracerError(f"while_loop: {flats[0]} writes a Ref; expected body_fun to write it")
+    if flats[1].written:
+        return _writing(cond_fun, body_fun, init_val, flats[1].written)
     while (promoted := _promoted(leaves, staged.programs[1].out_avals)) is not None:
         leaves = promoted
         staged = _staged(flats, leaves)
@@ -121,6 +126,23 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
     require_equal("while_loop", left, (flats[1], body.out_avals), advice)
     results = _looped(condition, body, staged.captured, leaves)
     return tree.unflatten(flats[1].out_tree, results)
+
+
+def _writing(cond_fun: Function, body_fun: Function, init_val: Any, cells: Sequence[Cell]) -> Any:
+    """The loop of a body that writes Refs of outside: their contents are carried."""
+    asks, turn = threaded(cond_fun, cells), threaded(body_fun, cells)
+
+    @functools.wraps(cond_fun)
+    def goes_on(carried: tuple[Any, Any]) -> Any:
+        return asks(*carried)[1]
+
+    @functools.wraps(body_fun)
+    def turned(carried: tuple[Any, Any]) -> tuple[Any, Any]:
+        return turn(*carried)
+
+    contents, result = while_loop(goes_on, turned, (contents_of(cells), init_val))
+    put_all(cells, contents)
+    return result
 
 
 def fori_loop(
@@ -221,6 +243,12 @@ def _choose(
     leaves, in_tree = tree.flatten(tuple(operands))
     flats = [Flat(role, fn, in_tree) for role, fn in named]
     staged = _staged(flats, leaves)
+    cells = list(dict.fromkeys(cell for flat in flats for cell in flat.written))
+    if cells:
+        writing = [(role, threaded(fn, cells)) for role, fn in named]
+        contents, result = _choose(what, number, writing, (contents_of(cells), *operands))
+        put_all(cells, contents)
+        return result
     first, *others = zip(flats, staged.programs, strict=True)
     for flat, program in others:
         left = f"{first[0]} returns", first[0].out_tree, first[1].out_avals

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import Any, SupportsIndex, final
 
 from vkjit import tree
 from vkjit.control.batched import spread_over
+from vkjit.control.cells import Cell, body, contents_of, put_all, threaded
 from vkjit.control.stage import Staged, stage
 from vkjit.dtypes import promote
-from vkjit.errors import ArgumentError, ShapeError
+from vkjit.errors import ArgumentError, ShapeError, TracerError
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Value
 from vkjit.lax._shape import concatenate, reshape, rev, slice_in_dim
@@ -60,10 +62,13 @@ def scan(  # noqa: PLR0913  jax.lax's signature
         ArgumentError: ``f`` changes the structure or a dtype of the carry, or the length is
             unknown.
     """
+    how: dict[str, Any] = {"length": length, "reverse": reverse, "unroll": unroll, "chunk": chunk}
     leaves, xs_tree = tree.flatten(xs)
     loop = _Loop(f, xs_tree, [_example("scan", leaf) for leaf in leaves])
     count = _length("scan", leaves, length)
     carry, staged = loop.stage(init)
+    if loop.written:
+        return _writing(f, init, xs, loop.written, partial(scan, **how))
     slices = [lift("scan", leaf) for leaf in leaves]
     turns = Turns(staged, len(carry), reverse=reverse)
     bodies = _unrolled(unroll, count)
@@ -74,6 +79,23 @@ def scan(  # noqa: PLR0913  jax.lax's signature
     else:
         last, ys = turns.chunked(carry, slices, count, (chunk, bodies))
     return tree.unflatten(loop.carry_tree, last), tree.unflatten(loop.ys_tree, ys)
+
+
+def _writing(
+    f: Body, init: Any, xs: Any, cells: Sequence[Cell], loop: Callable[..., tuple[Any, Any]]
+) -> tuple[Any, Any]:
+    """The loop of a body that writes Refs of outside: their contents are carries."""
+    inner = threaded(f, cells)
+
+    @wraps(f)
+    def turn(carry: tuple[Any, Any], x: Any) -> tuple[tuple[Any, Any], Any]:
+        contents, value = carry
+        after, (value, y) = inner(contents, value, x)
+        return (after, value), y
+
+    (contents, last), ys = loop(turn, (contents_of(cells), init), xs)
+    put_all(cells, contents)
+    return last, ys
 
 
 @final
@@ -89,6 +111,7 @@ class _Loop:
         self.ys_tree: tree.TreeDef
         self.paths: list[str] = []
         self.after: list[Value] = []
+        self.written: list[Cell] = []
 
     def stage(self, init: Any) -> tuple[list[Value], Staged]:
         """The first carry, its weakly typed leaves as the body needs them, and the body."""
@@ -109,7 +132,9 @@ class _Loop:
     def _flat(self, *values: Value) -> list[Value]:
         count = self.carry_tree.num_leaves
         carry = tree.unflatten(self.carry_tree, values[:count])
-        result = self.f(carry, tree.unflatten(self.xs_tree, values[count:]))
+        with body() as inner:
+            result = self.f(carry, tree.unflatten(self.xs_tree, values[count:]))
+        self.written = inner.written
         if not isinstance(result, tuple) or len(result) != 2:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]  users give it
             raise ArgumentError(
                 f"scan: {self.name} returned {type(result).__name__}, expected a pair (carry, y)"
@@ -199,11 +224,16 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
     count = _length("map", leaves, None)
     loop = _Loop(lambda _, x: ((), f(x)), xs_tree, [_example("map", leaf) for leaf in leaves])
     _, staged = loop.stage(())
-    (body,), captured = staged.programs, staged.captured
+    if loop.written:
+        raise TracerError(
+            "map: the function writes a Ref made outside it, expected that of batch_size=None: "
+            "examples of one batch cannot write it one after the other"
+        )
+    (program,), captured = staged.programs, staged.captured
 
     def together(*values: Value) -> list[Value]:
         flags = [*[False] * len(captured), *[True] * len(values)]
-        outs, spread = batch(body, [*captured, *values], flags)
+        outs, spread = batch(program, [*captured, *values], flags)
         size = aval_of(values[0]).shape[0]
         pairs = zip(outs, spread, strict=True)
         return [out if flag else spread_over(out, size) for out, flag in pairs]

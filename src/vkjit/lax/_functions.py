@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
 
 from vkjit import tree
+from vkjit.control.cells import Cell, body
 from vkjit.control.inner import same_type
 from vkjit.errors import ArgumentError, DTypeError, ShapeError
 from vkjit.ir.avals import Aval
@@ -19,6 +20,8 @@ Function = Callable[..., Any]
 class Flat:
     """A function of pytrees as one of their leaves, with the structure of its latest result.
 
+    ``written`` are the Refs of outside that it wrote.
+
     Args:
         role: what the caller calls it: ``true_fun``.
         fn: the function.
@@ -30,10 +33,13 @@ class Flat:
         self.fn = fn
         self.in_tree = in_tree
         self.out_tree: tree.TreeDef = tree.structure(None)
+        self.written: list[Cell] = []
 
     def __call__(self, *leaves: Value) -> list[Value]:
         """The leaves of the result for those of the arguments."""
-        result = self.fn(*tree.unflatten(self.in_tree, leaves))
+        with body() as inner:
+            result = self.fn(*tree.unflatten(self.in_tree, leaves))
+        self.written = inner.written
         out, self.out_tree = tree.flatten(result)
         return out
 
