@@ -213,17 +213,22 @@ class _Splitter:
 
 
 def _lifted(known: Program, fixed: Sequence[Var], saved: Sequence[Var]) -> Program:
-    """What of ``saved`` depends on ``fixed`` alone, as a program of those."""
+    """What of ``saved`` depends on ``fixed`` alone, as a program of those.
+
+    All results of an equation come with one of them, so that nothing is computed in both places.
+    """
     reach = set(fixed)
     eqns: list[Eqn] = []
     for eqn in known.eqns:
         if all(a in reach for a in eqn.args if isinstance(a, Var)) and not once(eqn.prim):
             reach.update(eqn.outs)
             eqns.append(eqn)
-    wanted = tuple(v for v in saved if v in reach and v not in set(fixed))
+    read = set(saved)
+    wanted = tuple(v for e in eqns if not read.isdisjoint(e.outs) for v in e.outs)
     program = dce(Program(tuple(fixed), tuple(eqns), wanted, f"{known.name}.before"))
-    read = {a for e in program.eqns for a in e.args}
-    return Program(tuple(p for p in fixed if p in read), program.eqns, wanted, program.name)
+    operands = {a for e in program.eqns for a in e.args}
+    params = tuple(p for p in fixed if p in operands)
+    return Program(params, program.eqns, wanted, program.name)
 
 
 def _outside(program: Program, args: Sequence[Atom], eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
