@@ -7,9 +7,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from vkjit import dtypes
-from vkjit.ir.evaluate import evaluate
+from vkjit.ir.evaluate import Evaluator, evaluate
 from vkjit.ir.primitive import Kind
 from vkjit.ir.program import Eqn, Literal, Program, Var
 from vkjit.lowering.compile import compile_program
@@ -36,6 +37,16 @@ def on_device(program: Program, inputs: Sequence[Array], name: str) -> list[Arra
 
 def shaken(program: Program, inputs: Sequence[Array], rng: np.random.Generator) -> list[Array]:
     """The evaluator with a random relative error of up to 8 u after every rounded operation."""
+
+    def run(inner: Evaluator, given: Sequence[Array]) -> list[Array]:
+        return _shaken(inner.program, given, rng)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Evaluator, "run", run)  # programs inside equations are shaken, too
+        return _shaken(program, inputs, rng)
+
+
+def _shaken(program: Program, inputs: Sequence[Array], rng: np.random.Generator) -> list[Array]:
     env: dict[Var, Array] = dict(zip(program.params, inputs, strict=True))
     for eqn in program.eqns:
         args = [np.asarray(a.value) if isinstance(a, Literal) else env[a] for a in eqn.args]

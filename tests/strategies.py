@@ -1,15 +1,21 @@
-"""Random programs over the operations, for properties that every program must have."""
+"""Random programs over the operations, for properties that every program must have.
+
+``CONTROL_STEPS`` are those that run programs: a new one takes values from its pool, makes the inner
+program from a pool ``inside`` it, and returns one of its results.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from hypothesis import strategies as st
 
-from vkjit import dtypes
+from vkjit import dtypes, lax
+from vkjit.api.checkpoint import checkpoint
+from vkjit.control import policies
 from vkjit.dtypes import DType
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Value
@@ -23,17 +29,20 @@ from vkjit.ops import (
     indexing,
     logical,
     movement,
+    naming,
     reduce,
     reshaping,
     scan,
     special,
     structural,
     trigonometry,
+    write,
 )
 from vkjit.ops import math as m
 from vkjit.trace import aval_of, trace
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
+Step = Callable[["Pool"], Value | None]
 
 MAX_SIZE = 512
 """Elements of one value; larger ones are never made."""
@@ -50,6 +59,9 @@ class Pool:
     draw: Draw
     values: list[Value]
     smooth: bool
+    steps: tuple[Step, ...] = ()
+    left: list[int] = field(default_factory=lambda: [0])  # shared with the pools inside
+    depth: int = 0
 
     def pick(self, fits: Callable[[Aval], bool]) -> Value | None:
         """A value that fits, a late one more often; None without one."""
@@ -69,8 +81,22 @@ class Pool:
         """Some axes, in order."""
         return tuple(i for i in range(of.ndim) if self.flag())
 
+    def grow(self, count: int) -> None:
+        """Up to ``count`` operations more."""
+        for _ in range(count):
+            if self.left[0] <= 0:
+                return
+            self.left[0] -= 1
+            made = self.steps[self.below(len(self.steps))](self)
+            if made is not None:
+                self.values.append(made)
 
-Step = Callable[[Pool], Value | None]
+    def inside(self, *params: Value) -> Pool:
+        """The pool of a function of ``params`` that may close over values of this one."""
+        outer = self.values[-3:] if self.flag() else []
+        steps = self.steps if self.depth < 1 else tuple(set(self.steps) - set(CONTROL_STEPS))
+        steps = tuple(sorted(steps, key=lambda step: step.__name__))
+        return Pool(self.draw, [*outer, *params], self.smooth, steps, self.left, self.depth + 1)
 
 
 def _number(of: Aval) -> bool:
@@ -288,6 +314,79 @@ def indexed(pool: Pool) -> Value | None:
     return indexing.scatter_add(x, indices, rows, axis) if pool.flag() else rows
 
 
+def looped(pool: Pool) -> Value | None:
+    """A scan over slices of one value, or of none, with up to two carries of any kind."""
+    xs = pool.pick(lambda a: a.ndim > 0 and a.shape[0] < 5)
+    picked = [pool.pick(lambda a: a.size <= MAX_SIZE // 4) for _ in range(pool.below(3))]
+    carries = [c for c in picked if c is not None]
+    if xs is None and not carries:
+        return None
+    length = aval_of(xs).shape[0] if xs is not None else pool.below(4)
+
+    def turn(carry: list[Value], x: Value) -> tuple[list[Value], list[Value]]:
+        inner = pool.inside(*carry, *([] if x is None else [x]))
+        inner.grow(1 + pool.below(6))
+        after: list[Value] = []
+        for old in carry:
+            of = aval_of(old)
+            new = inner.pick(lambda a, of=of: a.shape == of.shape and a.dtype == of.dtype)
+            # Bounded, so that no loop raises a value to a power of its length.
+            after.append(trigonometry.sin(new) if _float(of) else new)
+        small = [v for v in inner.values if aval_of(v).size * max(length, 1) <= MAX_SIZE]
+        return after, small[-2:]
+
+    last, ys = lax.scan(turn, carries, xs, length, reverse=pool.flag())
+    made = [v for v in (*last, *ys) if not pool.smooth or _float(aval_of(v))]
+    pool.values.extend(made[1:])
+    return made[0] if made else None
+
+
+def written(pool: Pool) -> Value | None:
+    """A value whose region another overwrites."""
+    dest = pool.pick(_number)
+    if dest is None:
+        return None
+    of = aval_of(dest)
+    value = pool.pick(
+        lambda a: (
+            a.dtype == of.dtype
+            and a.ndim == of.ndim
+            and all(m <= n for m, n in zip(a.shape, of.shape, strict=True))
+        )
+    )
+    starts = [pool.below(n - m + 1) for m, n in zip(aval_of(value).shape, of.shape, strict=True)]
+    return write.copy_into(dest, value, tuple(starts))
+
+
+POLICIES: tuple[policies.Policy, ...] = (
+    policies.nothing_saveable,
+    policies.everything_saveable,
+    policies.dots_saveable,
+    policies.save_only_these_names("kept"),
+    policies.save_anything_except_these_names("kept"),
+)
+
+
+def named(pool: Pool) -> Value | None:
+    """A value with a name that policies know."""
+    return naming.name(pool.pick(lambda a: True), "kept")
+
+
+def checkpointed(pool: Pool) -> Value | None:
+    """A function of up to three values whose inner values are computed again."""
+    given = [pool.pick(lambda a: True) for _ in range(1 + pool.below(3))]
+
+    def part(*values: Value) -> list[Value]:
+        inner = pool.inside(*values)
+        inner.grow(1 + pool.below(8))
+        return [v for v in inner.values if not pool.smooth or _float(aval_of(v))][-2:]
+
+    outs = checkpoint(part, policy=POLICIES[pool.below(len(POLICIES))])(*given)
+    pool.values.extend(outs[1:])
+    return outs[0] if outs else None
+
+
+CONTROL_STEPS: tuple[Step, ...] = (looped, checkpointed)
 SMOOTH_STEPS: tuple[Step, ...] = (unary, unary, binary, binary, bounded, literal)
 SMOOTH_STEPS += (permuted, reshaped, repeated, cut, placed, reduced, scanned, contracted, indexed)
 ALL_STEPS: tuple[Step, ...] = (*SMOOTH_STEPS, choice, test, converted)
@@ -302,22 +401,27 @@ def shapes(max_rank: int = 4) -> st.SearchStrategy[tuple[int, ...]]:
 
 @st.composite
 def programs(
-    draw: Draw, *, max_steps: int = 30, kinds: Sequence[DType] = MIXED, smooth: bool = False
+    draw: Draw,
+    *,
+    max_steps: int = 30,
+    kinds: Sequence[DType] = MIXED,
+    smooth: bool = False,
+    control: bool | Sequence[Step] = False,
 ) -> Program:
     """A program of up to ``max_steps`` operations; ``smooth`` ones are differentiable everywhere.
 
-    The last values and some of the earlier ones are the results.
+    The last values and some of the earlier ones are the results. With ``control``, some operations
+    run programs, whose operations count: all of ``CONTROL_STEPS``, or those given.
     """
     given = draw(st.lists(st.tuples(shapes(), st.sampled_from(kinds)), min_size=1, max_size=3))
     steps = SMOOTH_STEPS if smooth else ALL_STEPS
+    if control:
+        steps += 2 * (CONTROL_STEPS if control is True else tuple(control))
     count = draw(st.integers(1, max_steps))
 
     def body(*values: Value) -> list[Value]:
-        pool = Pool(draw, list(values), smooth)
-        for _ in range(count):
-            made = steps[pool.below(len(steps))](pool)
-            if made is not None:
-                pool.values.append(made)
+        pool = Pool(draw, list(values), smooth, steps, [count])
+        pool.grow(count)
         wanted = 1 + pool.below(3)
         floats = [v for v in pool.values if not smooth or _float(aval_of(v))]
         return floats[-wanted:]
