@@ -119,18 +119,18 @@ def split_constant(
     limit = prepack_limit()
     writers: dict[int, int] = {}
     for step in steps:
-        for array in step.written():
+        for array in map(arrays.memory, step.written()):
             writers[array] = writers.get(array, 0) + 1
     known = set(range(constants))
     once: list[AnyStep] = []
     each_call: list[AnyStep] = []
     for step in steps:
-        made = step.written()
+        made = [arrays.memory(a) for a in step.written()]
         spent = sum(arrays.size(a) for a in made)
         fixed = (
             constants > 0
             and isinstance(step, KernelStep)
-            and all(a in known for a in step.read())
+            and all(arrays.memory(a) in known for a in step.read())
             and all(writers[a] == 1 and a not in results for a in made)
         )
         if fixed and spent <= limit:
@@ -139,8 +139,9 @@ def split_constant(
             once.append(step)
         else:
             each_call.append(step)
-    wanted = {a for step in each_call for a in step.read()}
-    kept = tuple(a for step in once for a in step.written() if a in wanted)
+    wanted = {arrays.memory(a) for step in each_call for a in step.read()}
+    made_once = [arrays.memory(a) for step in once for a in step.written()]
+    kept = tuple(a for a in made_once if a in wanted)
     return SplitSteps(tuple(once) if kept else (), tuple(each_call), kept)
 
 
@@ -198,9 +199,9 @@ class Layout:
             free.setdefault(self.arrays.size(candidate), []).append(candidate)
         for result in self.results:
             alike = free.get(self.arrays.size(result), [])
-            # Those first that are updated in place.
-            fits = [c for c in alike if handover.fits(result, c)]
-            for candidate in sorted(fits, key=lambda c: not handover.shared(result, c)):
+            updated = handover.updated(result)
+            others = [c for c in alike if c not in updated]
+            for candidate in [*(c for c in alike if c in updated), *others]:
                 if handover.take(result, candidate):
                     alike.remove(candidate)
                     self.taken[result] = candidate - self.constants

@@ -122,24 +122,20 @@ class Handover:
 
     def fits(self, result: int, other: int) -> bool:
         """Whether sizes agree and no step reads one while it writes the other out of step."""
-        memory = self._arrays.memory
         if self._arrays.size(result) != self._arrays.size(other):
             return False
-        result, other = memory(result), memory(other)
+        result, other = self._arrays.memory(result), self._arrays.memory(other)
         writers = self._order.writers(result)
-        return all(
-            w == writers[0] and (other, result) in self._in_place(w)
-            for w in self.shared(result, other)
-        )
+        shared = set(writers) & set(self._order.users(other))
+        return not shared or (shared == {writers[0]} and other in self.updated(result))
 
-    def shared(self, result: int, other: int) -> set[int]:
-        """Steps that write ``result`` and use ``other``."""
+    def updated(self, result: int) -> set[int]:
+        """What the first step that writes ``result`` may update in place to make it."""
         memory = self._arrays.memory
-        return set(self._order.writers(memory(result))) & set(self._order.users(memory(other)))
-
-    def _in_place(self, step: int) -> set[tuple[int, int]]:
-        memory = self._arrays.memory
-        return {(memory(a), memory(b)) for a, b in self._steps[step].in_place}
+        result = memory(result)
+        first = self._order.writers(result)[:1]
+        pairs = [(memory(a), memory(b)) for w in first for a, b in self._steps[w].in_place]
+        return {a for a, b in pairs if b == result}
 
     def steps(self) -> list[AnyStep]:
         """The steps in an order that allows what was taken."""
