@@ -16,9 +16,12 @@ from vkjit.api.custom import custom_jvp, custom_vjp
 from vkjit.api.explain import Explanation, explain
 from vkjit.api.jacobian import hessian, jacfwd, jacrev
 from vkjit.api.jit import jit
+from vkjit.api.memory import MemoryTimeline
 from vkjit.api.misses import Miss, explain_misses
 from vkjit.api.pullback import NotNeeded, Pullback, linear_transpose, linearize, vjp
 from vkjit.api.ref import Ref
+from vkjit.api.remat import remat
+from vkjit.api.reports import memory_report
 from vkjit.api.saved import print_saved, saved_residuals
 from vkjit.api.staged import Lowered, MemoryReport, ShapeDtypeStruct, eval_shape, make_ir
 from vkjit.array import Array
@@ -33,13 +36,13 @@ from vkjit.runtime.profiling import Profile, profile
 
 __version__ = "0.1.0"
 
-remat = checkpoint
 
 __all__ = [
     "Array",
     "Explanation",
     "Lowered",
     "MemoryReport",
+    "MemoryTimeline",
     "Miss",
     "NotNeeded",
     "Profile",
@@ -72,6 +75,7 @@ __all__ = [
     "linear_transpose",
     "linearize",
     "make_ir",
+    "memory_report",
     "nn",
     "numpy",
     "optim",

@@ -62,6 +62,7 @@ class _State(threading.local):
     def __init__(self) -> None:
         self.stack: list[Trace] = []
         self.current: Trace | None = None
+        self.budget = 0
         self.source: Source | None = None
 
 
@@ -178,17 +179,26 @@ def _evaluate(prim: Primitive, values: Sequence[Value], outs: Sequence[Aval]) ->
     return prim.evaluate_outs(*[np.asarray(v, aval_of(v).dtype) for v in values])
 
 
+def _unnoticed(name: str, key: Value) -> None:
+    """Takes no notice of a random key that is consumed."""
+    del name, key
+
+
 def _identity(value: np.ndarray[Any, Any]) -> Value:
     return value
 
 
 @final
 class Hooks:
-    """What the layers above provide: running an operation now, arrays from NumPy, tracers."""
+    """What the layers above provide: running an operation now, arrays from NumPy, tracers.
+
+    ``key_used`` is told the name of each random function and its key.
+    """
 
     eager: ClassVar[Eager] = staticmethod(_evaluate)
     constant: ClassVar[Callable[[np.ndarray[Any, Any]], Value]] = staticmethod(_identity)
     box: ClassVar[type[Tracer]] = Tracer
+    key_used: ClassVar[Callable[[str, Value], None]] = staticmethod(_unnoticed)
 
 
 def bind(prim: Primitive, *values: Value) -> Value:
@@ -331,7 +341,7 @@ def source_of(eqn: Eqn, *, backward: bool = False) -> Generator[None]:
     holder = _state.current or _state
     source = eqn.source
     if backward and source is not None and not source.backward:
-        source = Source(source.code, source.last, backward=True)
+        source = Source(source.code, source.last, source.budget, backward=True)
     before, holder.source = holder.source, source
     try:
         yield
@@ -344,13 +354,28 @@ def present_source() -> Source | None:
     return (_state.current or _state).source or user_source()
 
 
+@contextmanager
+def recomputable(budget: int) -> Generator[None]:
+    """Operations inside the block, and what derives from them, may be computed again.
+
+    Args:
+        budget: bytes that the whole jitted function may take; the least of several nested ones.
+    """
+    before = _state.budget
+    _state.budget = min(before, budget) if before else budget
+    try:
+        yield
+    finally:
+        _state.budget = before
+
+
 def user_source() -> Source | None:
     """The innermost frame outside this package and the one that maps over trees."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  inspect's is ten times slower
     while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith(_NOT_THE_USER):
-            return Source(code, frame.f_lasti)
+            return Source(code, frame.f_lasti, _state.budget)
         frame = frame.f_back
     return None
 

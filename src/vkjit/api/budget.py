@@ -14,13 +14,13 @@ from typing import final
 
 from vkjit.api.memory import HeldAs, memory_timeline, storage
 from vkjit.errors import ArgumentError, MemoryBudgetError
-from vkjit.ir.program import Program
+from vkjit.ir.program import Eqn, Program
 from vkjit.lowering.compile import Compiled
 from vkjit.lowering.plan.partition import partition
 from vkjit.lowering.target import Target, TargetKind
 from vkjit.passes.evict import Eviction, evict
 from vkjit.passes.rematerialize import rematerialize
-from vkjit.passes.timeline import Rates, Timeline
+from vkjit.passes.timeline import Allowed, Rates, Timeline
 
 Planner = Callable[[Program], Compiled]
 
@@ -99,7 +99,9 @@ def parse_budget(budget: int | str, limit: int = 0) -> int:
     )
 
 
-def fit(program: Program, budget: int, target: Target, plan: Planner) -> Fit:
+def fit(
+    program: Program, budget: int, target: Target, plan: Planner, allowed: Allowed | None = None
+) -> Fit:
     """The program that computes least again among those found whose planned peak fits.
 
     Args:
@@ -107,11 +109,12 @@ def fit(program: Program, budget: int, target: Target, plan: Planner) -> Fit:
         budget: bytes of one call: arguments, results, constants and temporaries.
         target: what is planned for.
         plan: lowers a program.
+        allowed: whether the result of an equation may be computed again; all may by default.
     """
     first = Candidate(program, plan(program))
     if first.peak <= budget:
         return Fit(first, first)
-    search = _Search(_RATES[target.kind], plan)
+    search = _Search(_RATES[target.kind], plan, allowed or _any)
     found = search.within(first, budget)
     if found is not None:
         return Fit(found, found)
@@ -122,17 +125,38 @@ def fit(program: Program, budget: int, target: Target, plan: Planner) -> Fit:
 
 
 def within_budget(program: Program, budget: int, target: Target, plan: Planner) -> Candidate:
-    """The candidate that ``fit`` finds; with budget 0 the program as it is.
+    """The candidate that ``fit`` finds.
+
+    Args:
+        program: simplified.
+        budget: bytes of one call, for which everything may be computed again. With 0 the budgets of
+            functions inside count, and only they are computed again; without any the program stays
+            as it is.
+        target: what is planned for.
+        plan: lowers a program.
 
     Raises:
         MemoryBudgetError: none fits.
     """
-    if not budget:
+    asked = min([b for b in (budget, *map(_budget_of, program.eqns)) if b], default=0)
+    if not asked:
         return Candidate(program, plan(program))
-    result = fit(program, budget, target, plan)
+    result = fit(program, asked, target, plan, _any if budget else _has_budget)
     if result.found is None:
-        raise budget_error(budget, result.smallest)
+        raise budget_error(asked, result.smallest)
     return result.found
+
+
+def _budget_of(eqn: Eqn) -> int:
+    return eqn.source.budget if eqn.source is not None else 0
+
+
+def _has_budget(eqn: Eqn) -> bool:
+    return _budget_of(eqn) > 0
+
+
+def _any(_eqn: Eqn) -> bool:
+    return True
 
 
 def budget_error(budget: int, smallest: Candidate) -> MemoryBudgetError:
@@ -172,8 +196,9 @@ def budget_error(budget: int, smallest: Candidate) -> MemoryBudgetError:
 class _Search:
     """Candidates for one program on one target."""
 
-    def __init__(self, rates: Rates, plan: Planner) -> None:
+    def __init__(self, rates: Rates, plan: Planner, allowed: Allowed) -> None:
         self._rates = rates
+        self._allowed = allowed
         self._plan = plan
 
     def within(self, first: Candidate, budget: int) -> Candidate | None:
@@ -233,7 +258,7 @@ class _Search:
             tried.append(found)
 
     def _timeline(self, program: Program) -> Timeline:
-        return Timeline(program, storage(partition(program)), self._rates)
+        return Timeline(program, storage(partition(program)), self._rates, self._allowed)
 
     def _candidate(self, start: Candidate, timeline: Timeline, chosen: Eviction) -> Candidate:
         program = rematerialize(start.program, timeline, chosen.arrays)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 from numpy.typing import NDArray
 
-from vkjit.ir.program import Eqn, Program, Var
+from vkjit.ir.program import Atom, Eqn, Program, Var
 from vkjit.lowering.artifact import Role
 from vkjit.lowering.compile import Compiled
 from vkjit.lowering.plan.canonical import canonical
@@ -29,7 +29,7 @@ _ROWS = 24
 _INSTANTS = 12
 """Rows of its table over time."""
 _LONG = 0.05
-"""Part of all steps for which an array is unused that makes it a saved one."""
+"""Part of all steps in which nobody uses an array that makes it a saved one."""
 _AT_LEAST = 8
 
 
@@ -39,7 +39,7 @@ class HeldAs(Enum):
     ARGUMENT = "argument"
     CONSTANT = "constant"
     OUTPUT = "output"
-    SAVED = "saved"  # unused for long, as what the forward pass saves for the backward pass
+    SAVED = "saved"  # for the backward pass, or unused for long for another reason
     RECOMPUTED = "recomputed"
     TEMPORARY = "temporary"
 
@@ -217,15 +217,34 @@ class _Describer:
 
     def __init__(self, program: Program) -> None:
         parts = partition(program)
+        self._stored = parts.stored
         uses = storage(parts).uses
-        self._steps = len(parts.groups)
-        self._gaps = [max([b - a for a, b in pairwise(u)], default=0) for u in uses]
+        long = max(_AT_LEAST, len(parts.groups) * _LONG)
+        self._long = [any(b - a > long for a, b in pairwise(steps)) for steps in uses]
         self._makers: dict[int, Eqn] = {}
         for eqn in program.eqns:
             for out in eqn.outs:
                 array = parts.stored.get(out, -1)
                 if array >= 0:
                     self._makers.setdefault(array, eqn)
+        self._read_backward = self._arrays_read_backward(program)
+
+    def _arrays_read_backward(self, program: Program) -> set[int]:
+        """Arrays from which cotangents are computed."""
+        makers = {v: eqn for eqn in program.eqns for v in eqn.outs}
+        todo = [a for eqn in program.eqns if _is_backward(eqn) for a in eqn.args]
+        found: set[int] = set()
+        seen: set[Atom] = set()
+        while todo:
+            atom = todo.pop()
+            if not isinstance(atom, Var) or atom in seen:
+                continue
+            seen.add(atom)
+            if atom in self._stored:
+                found.add(self._stored[atom])
+            elif atom in makers:
+                todo.extend(makers[atom].args)
+        return found
 
     def __call__(self, array: int) -> tuple[HeldAs, str, str]:
         """What an array of the plan is."""
@@ -233,11 +252,15 @@ class _Describer:
         if eqn is None:
             return HeldAs.TEMPORARY, "workspace", ""
         kind = HeldAs.TEMPORARY
-        if self._gaps[array] > max(_AT_LEAST, self._steps * _LONG):
-            kind = HeldAs.SAVED
-        elif eqn.region:
+        if eqn.region and not self._long[array]:
             kind = HeldAs.RECOMPUTED
+        elif self._long[array] or (array in self._read_backward and not _is_backward(eqn)):
+            kind = HeldAs.SAVED
         return (kind, *_where(eqn))
+
+
+def _is_backward(eqn: Eqn) -> bool:
+    return eqn.source is not None and eqn.source.backward
 
 
 def storage(parts: Partition) -> Storage:

@@ -34,14 +34,18 @@ def _line(code: CodeType, last: int) -> int:
 class Source:
     """Where in the user's code an equation came from; the line is looked up when asked for.
 
-    ``backward`` marks the cotangents of what that line computes.
+    ``backward`` marks the cotangents of what that line computes. ``budget`` is that of the function
+    around it, in bytes, if its values may be computed again for one.
     """
 
-    __slots__ = ("backward", "code", "last")
+    __slots__ = ("backward", "budget", "code", "last")
 
-    def __init__(self, code: CodeType, last: int, *, backward: bool = False) -> None:
+    def __init__(
+        self, code: CodeType, last: int, budget: int = 0, *, backward: bool = False
+    ) -> None:
         self.code = code
         self.last = last
+        self.budget = budget
         self.backward = backward
 
     @property

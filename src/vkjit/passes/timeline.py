@@ -9,7 +9,7 @@ and from what has to be computed again with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import final
@@ -111,14 +111,24 @@ class Outcome:
         return int(np.maximum(self.profile - bound, 0).sum())
 
 
+Allowed = Callable[[Eqn], bool]
+"""Whether the result of an equation may be computed again."""
+
+
+def _any(_eqn: Eqn) -> bool:
+    return True
+
+
 @final
 class Timeline:
-    """The arrays of a program over time."""
+    """The arrays of a program over time; those that ``allowed`` equations make may be evicted."""
 
-    def __init__(self, program: Program, storage: Storage, rates: Rates) -> None:
+    def __init__(
+        self, program: Program, storage: Storage, rates: Rates, allowed: Allowed = _any
+    ) -> None:
         self.storage = storage
         self.makers: dict[Var, Eqn] = {v: eqn for eqn in program.eqns for v in eqn.outs}
-        recipes = _Recipes(program, storage, self.makers, rates)
+        recipes = _Recipes(program, storage, (rates, allowed))
         self.buffers: dict[int, Buffer] = {}
         for array, uses in enumerate(storage.uses):
             if uses and array not in storage.fixed:
@@ -197,12 +207,10 @@ def _insert(todo: list[int], array: int, buffers: Mapping[int, Buffer]) -> None:
 class _Recipes:
     """How arrays are computed again."""
 
-    def __init__(
-        self, program: Program, storage: Storage, makers: Mapping[Var, Eqn], rates: Rates
-    ) -> None:
+    def __init__(self, program: Program, storage: Storage, terms: tuple[Rates, Allowed]) -> None:
         self._storage = storage
-        self._makers = makers
-        self._rates = rates
+        self._makers = {v: eqn for eqn in program.eqns for v in eqn.outs}
+        self._rates, self._allowed = terms
         self._inputs = {storage.stored[v] for v in program.params if v in storage.stored}
         self._roots: dict[int, list[Var]] = {}
         for eqn in program.eqns:
@@ -219,12 +227,12 @@ class _Recipes:
         if len(roots) != 1:
             return Buffer(array, size, *span, -1.0, (), None)
         eqns, operands = self._recipe(roots[0])
-        if not all(can_repeat(e.prim) for e in eqns):
+        root = self._makers[roots[0]]
+        if not self._allowed(root) or not all(can_repeat(e.prim) for e in eqns):
             return Buffer(array, size, *span, -1.0, (), None)
         moved = size + sum(self._storage.sizes[a] for a in operands)
         flops = sum(_flops(e) for e in eqns)
         seconds = self._rates.start + moved / self._rates.bytes + flops / self._rates.flops
-        root = self._makers[roots[0]]
         kind = (size, root.prim, _place(root.source), len(eqns))
         made = tuple(sorted(operands - self._inputs))
         return Buffer(array, size, *span, seconds, made, kind)
