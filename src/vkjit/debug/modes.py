@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from enum import Enum
-from typing import final
+from typing import Any, final
 
 from vkjit.errors import ArgumentError
 
@@ -25,6 +25,8 @@ class Modes(threading.local):
     def __init__(self) -> None:
         self.watch = Watch.NAN if _asked("VKJIT_DEBUG_NANS") else Watch.NONE
         self.keys = _asked("VKJIT_DEBUG_KEY_REUSE")
+        self.used: dict[bytes, Any] = {}
+        """Values of the keys consumed so far, and by what."""
         self.key: object = None
         self.update()
 

@@ -14,7 +14,7 @@ from vkjit.dtypes import DType
 from vkjit.errors import ArgumentError, DTypeError, ShapeError
 from vkjit.numpy._core import shape_of
 from vkjit.ops.rng import Word, threefry
-from vkjit.trace import aval_of
+from vkjit.trace import Hooks, aval_of
 
 Array: TypeAlias = Any
 ArrayLike: TypeAlias = Any
@@ -132,6 +132,7 @@ def words_of(name: str, key: ArrayLike) -> tuple[Array, Array]:
         raise DTypeError(
             f"{name}: key {of}, expected u32[2] from PRNGKey or split; use vmap for many keys"
         )
+    Hooks.key_used(name, key)
     return lax.index_in_dim(key, 0, keepdims=False), lax.index_in_dim(key, 1, keepdims=False)
 
 
