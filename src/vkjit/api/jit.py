@@ -21,6 +21,7 @@ from vkjit.api.flat import name_of, positions
 from vkjit.api.misses import Miss, Misses
 from vkjit.api.staged import Lowered, lower
 from vkjit.api.stages import CompiledCall, TracedCall
+from vkjit.debug.keys import KeyedLoaded
 from vkjit.debug.modes import modes
 from vkjit.device_array import DeviceArray, current_device, device_put
 from vkjit.dtypes import x64_enabled
@@ -173,7 +174,10 @@ class Jit:
         # A call that fails is run again, for which its arguments must still be there.
         donated = () if modes.watching else call.donated(self.donate_argnums)
         lowered = lower(traced, device.target, donated, choose, self._budget(device))
-        return Executable.load(lowered, device, out_tree)
+        made = Executable.load(lowered, device, out_tree)
+        if modes.keys:
+            made.loaded = KeyedLoaded(made.loaded, traced)
+        return made
 
 
 @final
