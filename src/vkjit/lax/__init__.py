@@ -7,6 +7,17 @@ Operands of one call have one dtype; Python scalars adapt. The elementwise funct
 from __future__ import annotations
 
 from vkjit.lax._branches import cond, fori_loop, switch, while_loop
+from vkjit.lax._collectives import (
+    all_gather,
+    axis_index,
+    axis_size,
+    pmax,
+    pmean,
+    pmin,
+    ppermute,
+    psum,
+    psum_scatter,
+)
 from vkjit.lax._control import associative_scan, map, scan
 from vkjit.lax._dynamic import (
     dynamic_index_in_dim,
@@ -33,6 +44,7 @@ from vkjit.lax._pointwise import (
     round,
     rsqrt,
     select,
+    select_n,
     shift_left,
     shift_right_arithmetic,
     shift_right_logical,
@@ -47,7 +59,9 @@ from vkjit.lax._reduce import (
     cummin,
     cumprod,
     cumsum,
+    dot,
     dot_general,
+    empty,
     full,
     full_like,
     iota,
@@ -61,6 +75,9 @@ from vkjit.lax._reduce import (
 from vkjit.lax._shape import (
     broadcast,
     broadcast_in_dim,
+    broadcast_shapes,
+    broadcast_to_rank,
+    collapse,
     concatenate,
     expand_dims,
     index_in_dim,
@@ -69,10 +86,15 @@ from vkjit.lax._shape import (
     rev,
     slice,
     slice_in_dim,
+    split,
     squeeze,
     transpose,
 )
-from vkjit.lax._sort import sort, top_k
+from vkjit.lax._sort import (
+    sort,
+    sort_key_val,
+    top_k,
+)
 from vkjit.numpy._elementwise import abs as abs
 from vkjit.numpy._elementwise import add as add
 from vkjit.numpy._elementwise import integer_power as integer_pow
@@ -118,13 +140,16 @@ from vkjit.numpy._math import sinh as sinh
 from vkjit.numpy._math import sqrt as sqrt
 from vkjit.numpy._math import tan as tan
 from vkjit.numpy._math import tanh as tanh
+from vkjit.numpy._scatter import GatherScatterMode
 
 __all__ = [
+    "GatherScatterMode",
     "Precision",
     "abs",
     "acos",
     "acosh",
     "add",
+    "all_gather",
     "argmax",
     "argmin",
     "asin",
@@ -133,6 +158,8 @@ __all__ = [
     "atan",
     "atan2",
     "atanh",
+    "axis_index",
+    "axis_size",
     "batch_matmul",
     "bitcast_convert_type",
     "bitwise_and",
@@ -141,11 +168,14 @@ __all__ = [
     "bitwise_xor",
     "broadcast",
     "broadcast_in_dim",
+    "broadcast_shapes",
+    "broadcast_to_rank",
     "broadcasted_iota",
     "cbrt",
     "ceil",
     "clamp",
     "clz",
+    "collapse",
     "concatenate",
     "cond",
     "convert_element_type",
@@ -156,6 +186,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "div",
+    "dot",
     "dot_general",
     "dynamic_index_in_dim",
     "dynamic_slice",
@@ -163,6 +194,7 @@ __all__ = [
     "dynamic_update_index_in_dim",
     "dynamic_update_slice",
     "dynamic_update_slice_in_dim",
+    "empty",
     "eq",
     "erf",
     "erf_inv",
@@ -194,8 +226,14 @@ __all__ = [
     "neg",
     "nextafter",
     "pad",
+    "pmax",
+    "pmean",
+    "pmin",
     "population_count",
     "pow",
+    "ppermute",
+    "psum",
+    "psum_scatter",
     "reciprocal",
     "reduce_and",
     "reduce_max",
@@ -210,6 +248,7 @@ __all__ = [
     "rsqrt",
     "scan",
     "select",
+    "select_n",
     "shift_left",
     "shift_right_arithmetic",
     "shift_right_logical",
@@ -219,6 +258,8 @@ __all__ = [
     "slice",
     "slice_in_dim",
     "sort",
+    "sort_key_val",
+    "split",
     "sqrt",
     "square",
     "squeeze",

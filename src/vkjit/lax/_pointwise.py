@@ -5,8 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, final
 
+import numpy as np
+
 from vkjit import dtypes, tree
-from vkjit.errors import DTypeError
+from vkjit.errors import ArgumentError, DTypeError
 from vkjit.ir.primitive import Value
 from vkjit.numpy._core import (
     ArrayLike,
@@ -20,7 +22,7 @@ from vkjit.numpy._math import (
     floating,
     rint,
 )
-from vkjit.ops import arithmetic, logical, special
+from vkjit.ops import arithmetic, compare, logical, special
 from vkjit.ops import math as math_
 from vkjit.ops.extrema import clamp as clamp_op
 from vkjit.trace import aval_of
@@ -127,6 +129,35 @@ def clamp(min: ArrayLike, x: ArrayLike, max: ArrayLike) -> Value:
 def select(pred: ArrayLike, on_true: ArrayLike, on_false: ArrayLike) -> Value:
     """``on_true`` where ``pred`` holds, else ``on_false``; ``pred`` is boolean."""
     return logical.select(lift("select", pred), *same_dtype("select", on_true, on_false))
+
+
+def select_n(which: ArrayLike, *cases: ArrayLike) -> Value:
+    """``cases[which]``, element by element; numbers beyond the ends are clamped.
+
+    Args:
+        which: boolean for up to two cases, else int32; of rank 0 or of the shape of the cases.
+        cases: of one shape and dtype.
+
+    Raises:
+        DTypeError: ``which`` is neither, or boolean with more than two cases.
+        ArgumentError: there are no cases.
+    """
+    if not cases:
+        raise ArgumentError("select_n: no cases, expected at least one")
+    of = operand_aval("select_n", which)
+    if of.dtype != dtypes.int32 and (of.dtype != dtypes.bool_ or len(cases) > 2):
+        raise DTypeError(
+            f"select_n: which {of} for {len(cases)} cases; expected bool[] for two, else i32[]"
+        )
+    first, *others = same_dtype("select_n", *cases)
+    number = lift("select_n", which)
+    out = first
+    for position, case in enumerate(others, 1):
+        test = number
+        if of.dtype == dtypes.int32:
+            test = compare.ge(number, np.int32(position))
+        out = logical.select(test, case, out)
+    return out
 
 
 def stop_gradient(x: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from vkjit import dtypes
+from vkjit.errors import ShapeError
 from vkjit.ir.primitive import Value
 from vkjit.lax._pointwise import same_dtype
 from vkjit.numpy._core import (
@@ -60,6 +61,27 @@ def dot_general(
     )
 
 
+def dot(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    precision: object = None,
+    preferred_element_type: DTypeLike = None,
+) -> Value:
+    """The product of vectors and matrices: the last axis of ``lhs`` with the first of ``rhs``.
+
+    Raises:
+        ShapeError: an operand has neither one nor two axes, or the axes differ in size.
+    """
+    left, right = operand_aval("dot", lhs), operand_aval("dot", rhs)
+    if not (1 <= left.ndim <= 2 and 1 <= right.ndim <= 2 and left.shape[-1] == right.shape[0]):
+        raise ShapeError(
+            f"dot: operands {left} and {right}, expected vectors or matrices, the last axis of the "
+            "first as long as the first axis of the second; use dot_general"
+        )
+    numbers = (((left.ndim - 1,), (0,)), ((), ()))
+    return dot_general(lhs, rhs, numbers, precision, preferred_element_type)
+
+
 def batch_matmul(lhs: ArrayLike, rhs: ArrayLike) -> Value:
     """Matrix products with equal leading axes."""
     rank = operand_aval("batch_matmul", lhs).ndim
@@ -82,6 +104,11 @@ def full(shape: ShapeLike, fill_value: ArrayLike, dtype: DTypeLike = None) -> Va
     """A scalar everywhere in ``shape``."""
     value = fill_value if dtype is None else cast(fill_value, dtypes.canonical(dtype))
     return structural.full(shape_of("full", shape), value)
+
+
+def empty(shape: ShapeLike, dtype: DTypeLike = None) -> Value:
+    """Zeros: no array here has values that nobody wrote."""
+    return full(shape, 0, dtypes.default_float() if dtype is None else dtype)
 
 
 def full_like(x: ArrayLike, fill_value: ArrayLike, dtype: DTypeLike = None) -> Value:

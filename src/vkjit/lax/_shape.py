@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import itertools
+import math
 from collections.abc import Sequence
 from typing import SupportsIndex
 
@@ -10,6 +13,7 @@ from vkjit.ir.primitive import Value
 from vkjit.lax._pointwise import same_dtype
 from vkjit.numpy._core import (
     ArrayLike,
+    Shape,
     ShapeLike,
     axes_of,
     axis_of,
@@ -19,6 +23,7 @@ from vkjit.numpy._core import (
     reshaped,
     shape_of,
 )
+from vkjit.numpy._core import broadcast_shapes as shapes_together
 from vkjit.numpy._shape import slice_axis
 from vkjit.ops import movement, structural
 from vkjit.trace import aval_of
@@ -43,6 +48,54 @@ def broadcast_in_dim(
     target = shape_of("broadcast_in_dim", shape)
     axes = tuple(index_of("broadcast_in_dim", a) for a in broadcast_dimensions)
     return structural.broadcast(lift("broadcast_in_dim", operand), target, axes)
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
+    """NumPy's broadcast of shapes.
+
+    Raises:
+        ShapeError: two sizes differ and neither is 1.
+    """
+    return shapes_together("broadcast_shapes", *[tuple(shape) for shape in shapes])
+
+
+def broadcast_to_rank(x: ArrayLike, rank: int) -> Value:
+    """``x`` with leading axes of size 1, up to ``rank`` axes; more than it has, or as many."""
+    return expand_dims(x, range(rank - operand_aval("broadcast_to_rank", x).ndim))
+
+
+def collapse(operand: ArrayLike, start_dimension: int, stop_dimension: int | None = None) -> Value:
+    """The axes from ``start_dimension`` up to but without ``stop_dimension`` as one.
+
+    Raises:
+        ShapeError: there are no axes between them.
+    """
+    shape = operand_aval("collapse", operand).shape
+    start, stop, _ = builtins.slice(start_dimension, stop_dimension).indices(len(shape))
+    if stop <= start:
+        raise ShapeError(
+            f"collapse: axes {start_dimension} to {stop_dimension} of shape {shape}; expected at "
+            "least one axis"
+        )
+    size = math.prod(shape[start:stop])
+    return reshape(operand, (*shape[:start], size, *shape[stop:]))
+
+
+def split(operand: ArrayLike, sizes: Sequence[int], axis: int = 0) -> list[Value]:
+    """Parts of ``sizes`` along an axis, which they fill.
+
+    Raises:
+        ShapeError: the sizes do not add up to that of the axis.
+    """
+    shape = operand_aval("split", operand).shape
+    along = axis_of("split", axis, len(shape))
+    ends = list(itertools.accumulate(shape_of("split", sizes), initial=0))
+    if ends[-1] != shape[along]:
+        raise ShapeError(
+            f"split: sizes {tuple(sizes)} add up to {ends[-1]}, expected {shape[along]}, the size "
+            f"of axis {along} of shape {shape}"
+        )
+    return [slice_in_dim(operand, a, b, axis=along) for a, b in itertools.pairwise(ends)]
 
 
 def expand_dims(array: ArrayLike, dimensions: Sequence[int]) -> Value:

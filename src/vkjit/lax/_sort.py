@@ -54,6 +54,18 @@ def sort(
     return out if many else out[0]
 
 
+def sort_key_val(
+    keys: ArrayLike,
+    values: ArrayLike,
+    dimension: int = -1,
+    is_stable: bool = True,  # noqa: FBT001  JAX's signature
+) -> tuple[Value, Value]:
+    """``keys`` in order along ``dimension``, and ``values`` in the order of their keys."""
+    del is_stable  # sorts always are
+    first, second = sort((keys, values), dimension)
+    return first, second
+
+
 def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Value, Value]:
     """The ``k`` largest elements along ``axis``, largest first, and their int32 positions.
 

@@ -269,8 +269,17 @@ def wrapped_index(indices: Value, size: int) -> Value:
     if is_numpy(indices):
         whole = indices.astype(np.int64)
         return constant(np.asarray(np.where(whole < 0, whole + size, whole), np.int32))
-    indices = cast(indices, dtypes.int32)
+    indices = cast(_in_reach(indices), dtypes.int32)
     if not dtypes.is_signed(of.dtype) or not size:
         return indices
     below = compare.lt(indices, np.int32(0))
     return logical.select(below, structural.add(indices, np.int32(size)), indices)
+
+
+def _in_reach(indices: Value) -> Value:
+    """Indices of a dtype that int32 does not hold, those beyond every axis brought nearer."""
+    of = aval_of(indices).dtype
+    if of.itemsize + (not dtypes.is_signed(of)) <= dtypes.int32.itemsize:
+        return indices
+    low = -_FAR if dtypes.is_signed(of) else 0
+    return clamp(of.type(low), indices, of.type(_FAR))

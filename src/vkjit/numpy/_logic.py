@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +15,10 @@ from vkjit.ir.primitive import Value
 from vkjit.numpy._core import (
     ArrayLike,
     aligned,
+    broadcast_value,
     cast,
     inexact,
+    is_sequence,
     lift,
     limits_of,
     operand_aval,
@@ -24,6 +28,7 @@ from vkjit.numpy._elementwise import abs as abs_
 from vkjit.numpy._elementwise import pair, sign_bit
 from vkjit.ops import arithmetic, compare, logical
 from vkjit.ops.pointwise import scalar_like, zero_like
+from vkjit.ops.special import stop_gradient
 from vkjit.ops.structural import add, full
 from vkjit.trace import aval_of
 
@@ -55,6 +60,7 @@ __all__ = [
     "logical_xor",
     "nan_to_num",
     "not_equal",
+    "piecewise",
     "right_shift",
     "select",
     "signbit",
@@ -213,6 +219,56 @@ def select(
     for cond, choice in zip(reversed(condlist), reversed(choices), strict=True):
         out = where(cond, choice, out)
     return out
+
+
+def piecewise(
+    x: ArrayLike,
+    condlist: Sequence[ArrayLike] | ArrayLike,
+    funclist: Sequence[ArrayLike | Callable[..., ArrayLike]],
+    *args: Any,
+    **kw: Any,
+) -> Value:
+    """A function that differs from one region to the next.
+
+    Every function is computed everywhere; elements outside its region pass it constants, so that
+    its derivative counts inside only.
+
+    Args:
+        x: array.
+        condlist: where each function applies; where several conditions hold, the last one does.
+        funclist: of ``x`` elementwise, or constants; one more than conditions for the rest, else 0.
+        args: further arguments of the functions.
+        kw: likewise, by name.
+
+    Raises:
+        ArgumentError: there are neither as many functions as conditions nor one more.
+    """
+    x = lift("piecewise", x)
+    of = aval_of(x)
+    conds = list(condlist) if is_sequence(condlist) else [condlist]
+    *pieces, rest = funclist if len(funclist) == len(conds) + 1 else (*funclist, 0)
+    if len(pieces) != len(conds):
+        raise ArgumentError(
+            f"piecewise: {len(funclist)} functions for {len(conds)} conditions; expected as many, "
+            "or one more for the rest"
+        )
+
+    def value(piece: Any, at: Value) -> Value:
+        made = piece(at, *args, **kw) if callable(piece) else piece
+        return broadcast_value(cast(lift("piecewise", made), of.dtype), of.shape)
+
+    wide = [broadcast_value(lift("piecewise", cond), of.shape) for cond in conds]
+    elsewhere = logical.not_(reduce(logical.or_, wide, np.False_))
+    out = value(rest, _only_where(elsewhere, x))
+    for cond, piece in zip(wide, pieces, strict=True):
+        out = where(cond, value(piece, _only_where(cond, x)), out)
+    return out
+
+
+def _only_where(cond: Value, x: Value) -> Value:
+    """``x``, a constant to differentiation where ``cond`` does not hold."""
+    smooth = dtypes.is_float(aval_of(x).dtype)
+    return logical.select(cond, x, stop_gradient(x)) if smooth else x
 
 
 def isnan(x: ArrayLike, /) -> Value:
