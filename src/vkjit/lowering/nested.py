@@ -30,6 +30,7 @@ from vkjit.lowering.steps import (
     Turns,
 )
 from vkjit.lowering.target import Target, TargetKind
+from vkjit.lowering.templates.context import memory_type
 
 KernelsOf = Callable[[Group, int, int], Sequence[KernelStep]]
 """Steps of a group whose array 0 has the given number, and which runs so many times."""
@@ -189,7 +190,9 @@ class Nesting:
         stride = self.arrays.size(array)
         first, step = (form.length - 1, -1) if form.reverse else (0, 1)
         moves = (Move(depth, stride, form.length, first, step),)
-        usable = form.length == 1 or stride % self.target.alignment == 0
+        info = self.arrays.infos[array]
+        start = self.target.start_of(memory_type(info.elem), info.length)
+        usable = form.length == 1 or stride % start == 0
         where = array if usable else self.arrays.like(array)
         self.arrays.put(where, stack, moves=moves if form.length > 1 and stride else ())
         return where

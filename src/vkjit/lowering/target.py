@@ -76,9 +76,9 @@ class Target:
     ``storage`` types may be loaded and stored, ``arithmetic`` types computed with; ``legalize``
     rewrites kernels that need others. ``cores`` is 0 where a GPU does not say how many it has.
     ``max_bindings`` arrays may one kernel have, and ``max_buffer_bytes`` one buffer; 0 stands for
-    any number. Arrays of kernels start at multiples of ``alignment`` bytes. ``tensor_shapes`` are
-    cooperative matrices of flexible dimensions, none of them longer than ``tensor_dimension``.
-    ``name`` is part of every cache key.
+    any number. Arrays start at multiples of ``alignment`` bytes, see ``start_of``.
+    ``tensor_shapes`` are cooperative matrices of flexible dimensions, none of them longer than
+    ``tensor_dimension``. ``name`` is part of every cache key.
     """
 
     name: str
@@ -105,6 +105,20 @@ class Target:
     features: frozenset[str] = field(default_factory=frozenset[str])
     quirks: tuple[Quirk, ...] = ()
 
+    def start_of(self, elem: ScalarType, length: int) -> int:
+        """Bytes at whose multiples an array may start.
+
+        A single word is never read as part of a vector; where kernels have its address, it may be
+        any.
+        """
+        word = length == 1 and elem.bytes == _WORD_BYTES
+        if word and self.addressing is Addressing.DEVICE_ADDRESS:
+            return min(_WORD_BYTES, self.alignment)
+        return self.alignment
+
+
+_WORD_BYTES = 4
+"""What every GPU can read and write."""
 
 ALL_SCALARS = frozenset(SCALARS.values())
 

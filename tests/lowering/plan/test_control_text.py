@@ -16,7 +16,7 @@ from vkjit.ir.control import Branch, Call, Scan, While
 from vkjit.ir.program import Program
 from vkjit.lowering.compile import compile_program
 from vkjit.lowering.plan_text import plan_text
-from vkjit.lowering.target import REFERENCE
+from vkjit.lowering.target import REFERENCE, Addressing
 from vkjit.ops.write import copy_into
 
 ANY = dataclasses.replace(REFERENCE, name="any start", alignment=1)
@@ -254,3 +254,17 @@ def test_loops_of_no_or_one_turn(length: int):
     got = steps_of(program)
     assert ("loop 1 turns" in got) == bool(length)
     assert got.count("copy") == (2 if length else 1)
+
+
+@pytest.mark.parametrize("kernels_have", ["addresses", "descriptors"])
+def test_single_words_are_read_where_they_are(kernels_have: str):
+    """A stack of losses or of learning rates: descriptors cannot start at each of them."""
+    body = traced(lambda c, x: [c + x, c * x], f32(), f32())
+    program = traced(lambda c, xs: run(Scan(body, 5, 0, 1), c, xs), f32(), f32(5))
+    addressing = Addressing.DEVICE_ADDRESS
+    if kernels_have == "descriptors":
+        addressing = Addressing.DESCRIPTOR
+    target = dataclasses.replace(REFERENCE, addressing=addressing)
+    inside = steps_of(program, target=target).partition("loop 5 turns")[2]
+    assert inside.count("copy") == (0 if kernels_have == "addresses" else 2)
+    assert inside.count("*(t0%5)") == (3 if kernels_have == "addresses" else 2)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vkjit.runtime.vulkan.device import VulkanDevice
 
 _ROLES = (Role.INPUT, Role.OUTPUT, Role.ARENA, Role.CONSTANT)
-_VECTOR_BYTES = 16  # the alignment that emitted accesses count on
 _FEW = 64  # arguments up to which NumPy's calls cost more than they save
 
 _STILL = Move(0, 0, 1)
@@ -122,12 +121,12 @@ def check_ranges(device: VulkanDevice, plan: Plan) -> None:
     """Refuses arguments that lie where kernels cannot read, or are too long to bind."""
     described = device.target.addressing is Addressing.DESCRIPTOR
     limits = device.capabilities
-    alignment = max(_VECTOR_BYTES, limits.storage_alignment if described else 0)
     for step in leaves(plan.steps):
         if not isinstance(step, Launch):
             continue
         for buffer, place in zip(step.kernel.buffers, step.arguments, strict=True):
             where = f"{device.name}: {buffer.name} of kernel {step.kernel.name} in {plan.name}"
+            alignment = device.target.start_of(buffer.elem, buffer.length)
             if place.offset % alignment:
                 raise InternalError(f"{where}: offset {place.offset}, expected * {alignment}")
             strides = [move.stride for move in place.moves if move.stride % alignment]
