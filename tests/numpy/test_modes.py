@@ -203,7 +203,9 @@ def test_piecewise() -> None:
     np.testing.assert_array_equal(got, want)
     assert jnp.piecewise(x, conds, [1.0, 2.0]).tolist() == by_numpy(x, conds, [1, 2]).tolist()
     overlapping = [x < 1, x < 0]
-    assert jby_numpy(x, overlapping, [1, 2]).tolist() == by_numpy(x, overlapping, [1, 2]).tolist()
+    assert (
+        jnp.piecewise(x, overlapping, [1, 2]).tolist() == by_numpy(x, overlapping, [1, 2]).tolist()
+    )
     gradient = vj.grad(lambda v: jnp.sum(jnp.piecewise(v, [v > 0], [jnp.sqrt, 0.0])))
     assert gradient(np.array([4.0, 0.0, -1.0], np.float32)).tolist() == [0.25, 0.0, 0.0]
     with pytest.raises(ArgumentError, match="piecewise: 1 functions for 2 conditions"):
