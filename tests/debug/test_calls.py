@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 
 import vkjit as vj
+from tests.devices import names
 from vkjit import debug, lax
 from vkjit import numpy as vnp
 from vkjit.errors import ArgumentError, CheckError, DTypeError
 
 X = np.arange(3, dtype=np.float32)
+
+
+# Outside jit operations run on the host, whatever the device.
+pytestmark = pytest.mark.parametrize(
+    "device, how",  # noqa: PT006  the form that tests.devices looks for
+    [("reference", "eager"), *((name, "jit") for name in names())],
+    indirect=["device"],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +31,9 @@ def on_device(device: str) -> Generator[None]:
         yield
 
 
-@pytest.fixture(params=["eager", "jit"])
-def wrap(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
-    return vj.jit if request.param == "jit" else lambda fn: fn
+@pytest.fixture(autouse=True)
+def wrap(how: str) -> Callable[[Any], Any]:
+    return vj.jit if how == "jit" else lambda fn: fn
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -257,8 +266,7 @@ def test_what_a_callback_raises_reaches_the_caller(wrap: Any) -> None:
         wrap(lambda x: debug.callback(fail, x[0]))(X)
 
 
-def test_arguments_that_do_not_fit_are_refused(device: str) -> None:
-    del device
+def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ArgumentError, match="more fields than the 1 positional"):
         debug.print("{} {}", 1)
     with pytest.raises(ArgumentError, match="asks for y=, which is not given"):

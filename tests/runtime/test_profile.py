@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import vkjit as vj
+from vkjit import lax
 from vkjit import numpy as vnp
 from vkjit.errors import ArgumentError, MissingRuleError
 
@@ -89,6 +90,28 @@ def test_rows_name_operations_lines_and_sizes(measured: Any) -> None:
     assert f"{len(profile.calls[0].steps) * CALLS} launches" in table
     assert "test_profile.py:" in table
     assert "/test_profile.py" not in table
+
+
+def test_steps_in_loops_are_summed_over_their_turns(profiled_device: str) -> None:
+    turns = 7 if profiled_device.startswith("vulkan") else 100_000
+
+    @vj.jit
+    def looped(x: Any) -> Any:
+        return lax.scan(lambda c, _: (c * 0.5 + 1, None), x, length=turns)[0]
+
+    x = vnp.asarray(np.ones(3, np.float32))
+    looped(x)
+    with vj.profile() as profile:
+        for _ in range(5):
+            looped(x)
+    runs = [sum(step.runs for step in call.steps) for call in profile.calls]
+    assert min(runs) >= turns
+    shares = [sum(s.seconds for s in call.steps) / call.seconds for call in profile.calls]
+    assert max(shares) <= 1
+    if profiled_device == "cpu":  # a GPU's clock does not see what the host does
+        assert max(shares) > 0.95
+    assert max(row.runs for row in profile.rows()) == 5 * turns
+    assert f"{sum(runs)} launches" in str(profile)
 
 
 def test_operations_and_bytes_give_rates() -> None:
