@@ -100,7 +100,7 @@ def gated_delta_normed(a: Inputs) -> Inputs:
 
 
 def mamba1(a: Inputs) -> Inputs:
-    """h = exp(d A) h + d B x; y = sum over states of C h."""
+    """Turn by turn h = exp(d A) h + d B x and y = sum over states of C h."""
     d = nn.softplus(a["dt"] + (a["dt_bias"][:, None] if "dt_bias" in a else 0))
 
     def turn(h: Any, at: Any) -> tuple[Any, Any]:
@@ -118,7 +118,7 @@ def mamba1(a: Inputs) -> Inputs:
 
 
 def mamba2(a: Inputs) -> Inputs:
-    """h = exp(d A) h + (d x) outer B; y = h C."""
+    """Turn by turn h = exp(d A) h + (d x) outer B and y = h C."""
     d = nn.softplus(a["dt"] + a.get("dt_bias", 0))
     groups = a["x"].shape[2] // a["B"].shape[2]
     b, c = (jnp.repeat(a[n], groups, 2) for n in "BC")
