@@ -94,7 +94,6 @@ def test_set_keeps_the_last_value(device: str) -> None:
     np.testing.assert_array_equal(np.asarray(last), [0, 9, 2])
     np.testing.assert_array_equal(np.asarray(total), [0, 17, 2])
     assert not hasattr(x.at[0], "apply")
-    assert not hasattr(x.at[0], "apply")
 
 
 def test_values_take_the_dtype_of_the_array() -> None:
