@@ -20,6 +20,7 @@ from vkjit.ir.text import text
 from vkjit.lowering.artifact import Launch, Plan, Role, leaves
 from vkjit.lowering.compile import Choose, Compiled, Known, compile_program
 from vkjit.lowering.kernel.text import text as kernel_text
+from vkjit.lowering.plan.groups_text import groups_text
 from vkjit.lowering.plan_text import plan_text
 from vkjit.lowering.spirv.emit import emit
 from vkjit.lowering.spirv.text import text as assembly
@@ -100,7 +101,7 @@ class Lowered:
             case "program":
                 return text(self.program, lines=True)
             case "groups":
-                return "\n".join(map(str, self.compiled.groups))
+                return groups_text(self.compiled.groups)
             case "kernels":
                 steps = [s for s in leaves(self.plan.steps) if isinstance(s, Launch)]
                 distinct = dict.fromkeys(kernel_text(s.kernel) for s in steps)

@@ -15,6 +15,7 @@ from vkjit.ir.avals import Aval, aval
 from vkjit.ir.control import Branch, Call, Scan, While
 from vkjit.ir.program import Program
 from vkjit.lowering.compile import compile_program
+from vkjit.lowering.plan.groups_text import groups_text
 from vkjit.lowering.plan_text import plan_text
 from vkjit.lowering.target import REFERENCE, Addressing
 from vkjit.ops.write import copy_into
@@ -268,3 +269,39 @@ def test_single_words_are_read_where_they_are(kernels_have: str):
     inside = steps_of(program, target=target).partition("loop 5 turns")[2]
     assert inside.count("copy") == (0 if kernels_have == "addresses" else 2)
     assert inside.count("*(t0%5)") == (3 if kernels_have == "addresses" else 2)
+
+
+def test_groups_of_inner_programs_stand_below_what_runs_them():
+    body = traced(lambda c, x: [c + x], f32(4), f32(4))
+    choose = Branch((body, traced(lambda c, x: [c * x], f32(4), f32(4))))
+    count = traced(lambda n, c: [n < 3], i32(), f32(4))
+    inner = traced(lambda n, c: [n + 1, *run(choose, n, c, c)], i32(), f32(4))
+
+    def function(n: Any, c: Any, xs: Any) -> Any:
+        (c,) = run(Scan(body, 5, 0, 1, reverse=True), c, xs)
+        run(Call(print), c)
+        return run(While(count, inner, 0, 0), n, c)
+
+    program = traced(function, i32(), f32(4), f32(5, 4))
+    text = groups_text(compile_program(program, REFERENCE).groups)
+    found = re.findall(r"^ *(?:[A-Z]\w+|body|condition|branch \d)", text, re.MULTILINE)
+    expect(
+        "\n".join(found),
+        """
+        Scan
+          body
+            LoopGroup
+        Call
+        While
+          condition
+            LoopGroup
+          body
+            Branch
+              branch 0
+                LoopGroup
+              branch 1
+                LoopGroup
+            LoopGroup
+        """,
+    )
+    assert "Scan[5 turns, 0 constants, 1 carries, reverse](operands=(1, 2)" in text
