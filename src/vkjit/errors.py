@@ -92,6 +92,11 @@ class MemoryBudgetError(CallError, RuntimeError):
 
 
 @final
+class AxisNameError(CallError, NameError):
+    """A collective names an axis over which no ``vmap`` around it maps."""
+
+
+@final
 class ConfigError(UserError, ValueError):
     """A configuration file has an unknown key or an invalid value."""
 

@@ -15,6 +15,7 @@ from vkjit.ir.evaluate import evaluate
 from vkjit.ir.primitive import Array, Kind, Linear, Primitive, Remat, Tangent, Traits, Value
 from vkjit.ir.program import Program
 from vkjit.ops.structural import zeros
+from vkjit.passes.batch import Axis, along, axis
 from vkjit.trace import apply_program, aval_of, bind_outs
 
 
@@ -79,11 +80,15 @@ class DeferredJvp(JvpRule):
 @final
 @dataclass(frozen=True, eq=False)
 class BatchedJvp(JvpRule):
-    """A rule for a batch; ``extra`` leading arguments are those of the batched body alone."""
+    """A rule for a batch along ``axis``.
+
+    ``extra`` leading arguments are those of the batched body alone.
+    """
 
     rule: JvpRule
     batched: tuple[bool, ...]
     extra: int
+    axis: Axis | None
 
     def apply(
         self, primals: Sequence[Value], tangents: Sequence[Tangent]
@@ -102,7 +107,9 @@ class BatchedJvp(JvpRule):
 
         size = size_of(primals, self.batched)
         flags = [*self.batched, *[self.batched[i] for i in where]]
-        found, spread = over_batch(one, [*primals, *[tangents[i] for i in where]], flags)
+        with along(self.axis):
+            args = [*primals, *[tangents[i] for i in where]]
+            found, spread = over_batch(one, args, flags)
         full = [
             v if v is None or s else spread_over(v, size)
             for v, s in zip(found, spread, strict=True)
@@ -152,7 +159,7 @@ class CustomJvpCall(Primitive):
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
         """Body and rule over the batch."""
         body, captured = batched_body(self.body, args, batched)
-        rule = BatchedJvp(self.rule, tuple(batched), len(captured))
+        rule = BatchedJvp(self.rule, tuple(batched), len(captured), axis())
         prim = CustomJvpCall(body, rule, self.captured + len(captured), self.label)
         return tuple(bind_outs(prim, *captured, *args))
 

@@ -27,6 +27,7 @@ from vkjit.ir.evaluate import evaluate
 from vkjit.ir.primitive import Array, Kind, Linear, Primitive, Remat, Tangent, Traits, Value
 from vkjit.ir.program import Program
 from vkjit.ops.structural import zeros
+from vkjit.passes.batch import Axis, along, axis
 from vkjit.trace import apply_program, aval_of, bind_outs
 
 
@@ -136,11 +137,15 @@ class _After(Backward):
 @final
 @dataclass(frozen=True, eq=False)
 class BatchedVjp(VjpRule):
-    """A rule for a batch; ``extra`` leading arguments are those of the batched body alone."""
+    """A rule for a batch along ``axis``.
+
+    ``extra`` leading arguments are those of the batched body alone.
+    """
 
     rule: VjpRule
     batched: tuple[bool, ...]
     extra: int
+    axis: Axis | None
 
     def forward(self, args: Sequence[Value]) -> tuple[list[Value], list[Value], Backward]:
         """See ``VjpRule.forward``."""
@@ -152,14 +157,15 @@ class BatchedVjp(VjpRule):
             parts.append((len(outs), backward))
             return [*outs, *residuals]
 
-        found, spread = over_batch(one, own, self.batched)
+        with along(self.axis):
+            found, spread = over_batch(one, own, self.batched)
         results, backward = parts[0]
         size = size_of(own, self.batched)
         outs = [
             v if s else spread_over(v, size)
             for v, s in zip(found[:results], spread[:results], strict=True)
         ]
-        after = BatchedBackward(backward, tuple(spread[results:]), self.batched)
+        after = BatchedBackward(backward, tuple(spread[results:]), self.batched, self.axis)
         return outs, found[results:], _After(after, self.extra)
 
 
@@ -172,11 +178,13 @@ class BatchedBackward(Backward):
         rule: of one example.
         residuals: which have the batch axis.
         batched: which arguments have it; None: all.
+        axis: along which examples lie.
     """
 
     rule: Backward
     residuals: tuple[bool, ...]
     batched: tuple[bool, ...] | None
+    axis: Axis | None
 
     def pull(self, residuals: Sequence[Value], cotangents: Sequence[Tangent]) -> list[Tangent]:
         """See ``Backward.pull``."""
@@ -192,7 +200,8 @@ class BatchedBackward(Backward):
 
         args, flags = [*residuals, *given], [*self.residuals, *[True] * len(given)]
         size = size_of(args, flags)
-        found, spread = over_batch(one, args, flags)
+        with along(self.axis):
+            found, spread = over_batch(one, args, flags)
         full = [
             ct if ct is None or flag else spread_over(ct, size)
             for ct, flag in zip(found, spread, strict=True)
@@ -248,7 +257,7 @@ class CustomVjpCall(Primitive):
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
         """Body and rule over the batch."""
         body, captured = batched_body(self.body, args, batched)
-        rule = BatchedVjp(self.rule, tuple(batched), len(captured))
+        rule = BatchedVjp(self.rule, tuple(batched), len(captured), axis())
         prim = CustomVjpCall(body, rule, self.captured + len(captured), self.label)
         return tuple(bind_outs(prim, *captured, *args))
 
@@ -326,8 +335,7 @@ class CustomVjpLinear(Primitive):
         known, moving = args[: self.residuals], args[self.residuals :]
         flags = batched[self.residuals :]
         full = [v if f else spread_over(v, size) for v, f in zip(moving, flags, strict=True)]
-        count = 1 + max(self.moving)
-        backward = BatchedBackward(self.backward, tuple(batched[: self.residuals]), (True,) * count)
+        backward = BatchedBackward(self.backward, tuple(batched[: self.residuals]), None, axis())
         avals = tuple(aval((size, *a.shape), a.dtype) for a in self.avals)
         prim = replace(self, backward=backward, avals=avals)
         return tuple(bind_outs(prim, *known, *full))

@@ -198,6 +198,16 @@ class Primitive(ABC):
         At least one argument is batched.
         """
 
+    def batch_some(
+        self, args: Sequence[Value], batched: Sequence[bool]
+    ) -> tuple[tuple[Value, ...], tuple[bool, ...]]:
+        """As ``batch_outs``, and which results have the batch axis: all by default.
+
+        A result without it is the same for every example.
+        """
+        outs = self.batch_outs(args, batched)
+        return outs, (True,) * len(outs)
+
     def simplify(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
         """A value or a simpler application that gives the same bits, or None.
 

@@ -13,11 +13,26 @@ from vkjit.trace import bind_outs, source_of
 
 
 @final
+class Axis:
+    """A batch axis: its name, for collectives, and its size. Identity tells axes apart."""
+
+    __slots__ = ("name", "size")
+
+    def __init__(self, name: object, size: int) -> None:
+        self.name = name
+        self.size = size
+
+
+@final
 class _State(threading.local):
-    """Who takes what is being batched in this thread: booleans for each example, in every one."""
+    """What is being batched in this thread: along which axis, and who takes it.
+
+    ``masks`` are booleans for each example, all of which must be true.
+    """
 
     def __init__(self) -> None:
         self.masks: tuple[Value, ...] = ()
+        self.axis: Axis | None = None
 
 
 _state = _State()
@@ -42,6 +57,21 @@ def masks() -> tuple[Value, ...]:
     return _state.masks
 
 
+@contextmanager
+def along(of: Axis | None) -> Generator[None]:
+    """What is batched inside the block is batched along this axis."""
+    before, _state.axis = _state.axis, of
+    try:
+        yield
+    finally:
+        _state.axis = before
+
+
+def axis() -> Axis | None:
+    """The axis along which a program is being batched."""
+    return _state.axis
+
+
 def batch(
     program: Program, values: Sequence[Value], batched: Sequence[bool]
 ) -> tuple[list[Value], list[bool]]:
@@ -62,8 +92,8 @@ def batch(
         flags = [isinstance(a, Var) and a in spread for a in eqn.args]
         with source_of(eqn):
             if any(flags) or (_state.masks and _only_acts(eqn)):
-                outs = eqn.prim.batch_outs(args, flags)
-                spread.update(eqn.outs)
+                outs, varying = eqn.prim.batch_some(args, flags)
+                spread.update([v for v, flag in zip(eqn.outs, varying, strict=True) if flag])
             else:
                 outs = bind_outs(eqn.prim, *args)
         env.update(zip(eqn.outs, outs, strict=True))
