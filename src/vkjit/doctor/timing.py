@@ -16,7 +16,7 @@ from vkjit.doctor.comparing import Array
 from vkjit.doctor.session import Program, Session
 from vkjit.doctor.tolerances import Kind, SumBound, allowed
 from vkjit.errors import MissingRuleError, OutOfMemoryError
-from vkjit.lowering.artifact import Launch
+from vkjit.lowering.artifact import Launch, leaves
 
 _REPEATS = 7
 _SAMPLE_SECONDS = 10e-3
@@ -68,7 +68,7 @@ def _measured(session: Session, function: Callable[..., Any], *args: Array) -> _
     warm_up = _QUICK_WARM_UP_SECONDS if session.quick else _WARM_UP_SECONDS
     calls = _warmed_up(program, buffers, warm_up)
     times = [_seconds(program, buffers, calls) for _ in range(_REPEATS)]
-    names = [s.kernel.name for s in program.lowered.plan.steps if isinstance(s, Launch)]
+    names = [s.kernel.name for s in leaves(program.lowered.plan.steps) if isinstance(s, Launch)]
     (result,) = program.get(outs)
     return _Timed(float(np.median(times)), result, ", ".join(names))
 
