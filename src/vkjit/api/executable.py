@@ -49,7 +49,7 @@ class Executable:
         constants = [device_put(v, device.name).buffer for v in lowered.constants]
         setup = lowered.compiled.setup
         packed = [] if setup is None else device.load(setup).run(constants)
-        if modes.watching:
+        if modes.watching and not lowered.donated:
             loaded = watched(device, lowered.plan, lowered.program, constants, packed)
         else:
             loaded = device.load(lowered.plan, [*constants, *packed])

@@ -116,15 +116,20 @@ class Jit:
         self, call: Call, traced: Traced, out_tree: tree.TreeDef, device: Device
     ) -> Lowered:
         """With the way on to what can be called."""
-        donated = call.donated(self.donate_argnums)
+        taken = self._taken(call)
         budget = self._budget(device)
-        made = lower(traced, device.target, donated, tuning.lookup(device), budget)
+        made = lower(traced, device.target, taken, tuning.lookup(device), budget)
 
         def compiled() -> CompiledCall:
             return CompiledCall(Executable.load(made, device, out_tree), call.in_tree)
 
         made.compiler = compiled
         return made
+
+    def _taken(self, call: Call) -> tuple[int, ...]:
+        """Leaves whose memory results may take over."""
+        # A call that fails is run again, for which its arguments must still be there.
+        return () if modes.watching else call.donated(self.donate_argnums)
 
     def _budget(self, device: Device) -> int:
         """Bytes that a call may take; 0 for any number."""
@@ -171,10 +176,10 @@ class Jit:
     def _compile(self, call: Call, device: Device) -> Executable:
         traced, out_tree = call.trace(self.fn)
         choose = tuning.at_compile(device)
-        # A call that fails is run again, for which its arguments must still be there.
-        donated = () if modes.watching else call.donated(self.donate_argnums)
-        lowered = lower(traced, device.target, donated, choose, self._budget(device))
+        taken = self._taken(call)
+        lowered = lower(traced, device.target, taken, choose, self._budget(device))
         made = Executable.load(lowered, device, out_tree)
+        made.donated = call.donated(self.donate_argnums)
         if modes.keys:
             made.loaded = KeyedLoaded(made.loaded, traced)
         return made

@@ -37,8 +37,8 @@ def nans(*, infs: bool = False) -> Generator[None]:
     cotangents. Operations outside ``jit`` are looked at one by one. ``VKJIT_DEBUG_NANS=1`` switches
     it on for the whole process.
 
-    Functions are compiled anew for the block, donate nothing, and wait for each call. Calls of the
-    host in them run once more before the error.
+    Functions are compiled anew for the block and wait for each call. What they donate is gone only
+    when the call has succeeded, and nothing takes its memory over.
 
     Args:
         infs: whether infinities are errors, too.
@@ -108,13 +108,15 @@ class WatchedLoaded(Loaded):
             NonFiniteError: a launch wrote a value that is not finite.
         """
         table = self._device.upload(self._flagged.table())
-        *outputs, table = self._loaded.run([*inputs, table], [*donated, len(inputs)])
+        *outputs, table = self._loaded.run([*inputs, table], [len(inputs)])
         seen = np.array(self._device.download(table, np.uint8, (table.nbytes,)))
         found = [i for i in self._flagged.found(seen) if i not in self._false]
         if found:
             self._blame(found, inputs)
             self._require_results(found[0], outputs)
             self._false.update(found)
+        for position in donated:
+            inputs[position].release()
         return outputs
 
     def _blame(self, found: Sequence[int], inputs: Sequence[DeviceBuffer]) -> None:
