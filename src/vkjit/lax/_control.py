@@ -12,7 +12,7 @@ from vkjit.control.batched import spread_over
 from vkjit.control.cells import Cell, body, contents_of, put_all, threaded
 from vkjit.control.stage import Staged, stage
 from vkjit.dtypes import promote
-from vkjit.errors import ArgumentError, ShapeError, TracerError
+from vkjit.errors import ArgumentError, DTypeError, ShapeError, TracerError
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Value
 from vkjit.lax._shape import concatenate, reshape, rev, slice_in_dim
@@ -58,9 +58,9 @@ def scan(  # noqa: PLR0913  jax.lax's signature
         the last carry, and ``ys``, each leaf with a leading axis of the loop's length.
 
     Raises:
-        ShapeError: leaves of ``xs`` differ in length, or ``f`` changes the shape of the carry.
-        ArgumentError: ``f`` changes the structure or a dtype of the carry, or the length is
-            unknown.
+        ShapeError, DTypeError: ``f`` changes a shape or a dtype of the carry.
+        ShapeError: leaves of ``xs`` differ in length, or in that of ``length``.
+        ArgumentError: ``f`` changes the structure of the carry, or the length is unknown.
     """
     how: dict[str, Any] = {"length": length, "reverse": reverse, "unroll": unroll, "chunk": chunk}
     leaves, xs_tree = tree.flatten(xs)
@@ -156,7 +156,7 @@ class _Loop:
             if (given.shape, given.dtype) == (got.shape, got.dtype):
                 continue
             made = f", made at {maker(value)}" if isinstance(value, Tracer) else ""
-            kind = ShapeError if given.shape != got.shape else ArgumentError
+            kind = ShapeError if given.shape != got.shape else DTypeError
             leaf = f"carry{path}" if path else "the carry"
             raise kind(
                 f"scan: {leaf} of {self.name} is {given} before a turn and {got} after it{made}; "
@@ -182,7 +182,7 @@ def _example(what: str, leaf: Any) -> Aval:
 def _length(what: str, leaves: Sequence[Any], given: int | None) -> int:
     sizes = {operand_aval(what, leaf).shape[0]: operand_aval(what, leaf) for leaf in leaves}
     if len(sizes) > 1:
-        listed = ", ".join(map(str, sizes.values()))
+        listed = ", ".join([str(of) for of in sizes.values()])
         raise ShapeError(f"{what}: leaves of xs are {listed}, expected leading axes of one size")
     found = next(iter(sizes), None)
     if found is not None and given is not None and found != int(given):
