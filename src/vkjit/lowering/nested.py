@@ -16,7 +16,7 @@ from vkjit.ir.control import Branch, Call, Scan, While
 from vkjit.lowering.artifact import Move
 from vkjit.lowering.plan.groups import ControlGroup, Group, Partition
 from vkjit.lowering.plan.memory import aligned
-from vkjit.lowering.sharing import Handover, in_levels, without_copies
+from vkjit.lowering.sharing import SMALL, Handover, in_levels, without_copies
 from vkjit.lowering.steps import (
     AnyStep,
     Arrays,
@@ -31,6 +31,8 @@ from vkjit.lowering.steps import (
 )
 from vkjit.lowering.target import Target, TargetKind
 from vkjit.lowering.templates.context import memory_type
+
+_MANY_TURNS = 4
 
 KernelsOf = Callable[[Group, int, int], Sequence[KernelStep]]
 """Steps of a group whose array 0 has the given number, and which runs so many times."""
@@ -132,7 +134,9 @@ class Nesting:
         for (param, made), first, last in zip(
             carries, operands[n : n + c], results[:c], strict=True
         ):
-            if handover.take(made, param):
+            if handover.has(made, param) or (
+                not self.has_room(param, form) and handover.take(made, param)
+            ):
                 self.arrays.put(param, last)
                 self.arrays.put(made, last)
                 before.append(CopyStep(first, last, group.origin))
@@ -196,6 +200,14 @@ class Nesting:
         where = array if usable else self.arrays.like(array)
         self.arrays.put(where, stack, moves=moves if form.length > 1 and stride else ())
         return where
+
+    def has_room(self, carry: int, form: Scan) -> bool:
+        """Whether two places cost less than turns in which steps wait for each other.
+
+        They cost two copies, and memory; a barrier more in each turn costs a GPU more than that.
+        """
+        small = self.arrays.size(carry) <= SMALL
+        return small and form.length >= _MANY_TURNS and self.target.kind is TargetKind.GPU
 
     def ring(self, param: int, made: int, length: int, depth: int) -> tuple[int, int, int]:
         """Two places for a carry: the array of both, and its parts before and after all turns."""

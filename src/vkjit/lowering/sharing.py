@@ -8,8 +8,8 @@ from typing import final
 from vkjit.lowering.plan.order import Order, by_levels
 from vkjit.lowering.steps import AnyStep, Arrays, ControlStep, CopyStep, Levels
 
-_SMALL = 1 << 16
-"""Bytes that may be kept alive for longer to save a copy."""
+SMALL = 1 << 16
+"""Bytes that may be kept twice, or for longer, to save copies or waiting."""
 
 
 def without_copies(
@@ -81,7 +81,7 @@ class _Spans:
         place = self._arrays.memory(array)
         if place == array:
             return not self._arrays.is_put(array)
-        return place not in self._kept and self._arrays.size(place) <= _SMALL
+        return place not in self._kept and self._arrays.size(place) <= SMALL
 
 
 def _is_nothing(step: CopyStep, arrays: Arrays) -> bool:

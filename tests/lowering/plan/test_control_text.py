@@ -17,7 +17,7 @@ from vkjit.ir.program import Program
 from vkjit.lowering.compile import compile_program
 from vkjit.lowering.plan.groups_text import groups_text
 from vkjit.lowering.plan_text import plan_text
-from vkjit.lowering.target import REFERENCE, Addressing
+from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, REFERENCE, Addressing, Target
 from vkjit.ops.write import copy_into
 
 ANY = dataclasses.replace(REFERENCE, name="any start", alignment=1)
@@ -305,3 +305,17 @@ def test_groups_of_inner_programs_stand_below_what_runs_them():
         """,
     )
     assert "Scan[5 turns, 0 constants, 1 carries, reverse](operands=(1, 2)" in text
+
+
+def test_a_gpu_keeps_small_carries_twice_rather_than_wait():
+    """One kernel reads the carry that the other writes: with two places they run side by side."""
+    body = traced(lambda c, x: [c + x, jnp.flip(c, 0) * x], f32(4), f32(4))
+
+    def barriers(target: Target, length: int) -> int:
+        avals = f32(4), f32(length, 4)
+        program = traced(lambda c, xs: run(Scan(body, length, 0, 1), c, xs), *avals)
+        return steps_of(program, target=target).count("  barrier")
+
+    gpu = dataclasses.replace(MINIMAL_GPU, name="gpu", storage=ALL_SCALARS)
+    assert [barriers(gpu, n) for n in (3, 20)] == [1, 0]
+    assert [barriers(REFERENCE, n) for n in (3, 20)] == [1, 1]
