@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
 PAGES = [
     "docs/architecture.md",
+    "docs/debugging.md",
     "docs/differences.md",
     "docs/doctor.md",
     "docs/environment.md",
