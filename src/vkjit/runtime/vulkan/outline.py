@@ -155,9 +155,11 @@ class _Outline:
         for position, step in enumerate(block.steps):
             barrier = barrier or position in block.barriers
             made = self._step(step, depth, turns, barrier=barrier)
-            if made:
-                found += made
-                barrier = not isinstance(step, Launch | Copy)
+            found += made
+            if not isinstance(step, Launch | Copy):
+                barrier = True  # also after a loop of which nothing is left
+            elif made:
+                barrier = False
         return found
 
     def _step(

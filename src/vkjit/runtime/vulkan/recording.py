@@ -8,6 +8,7 @@ caller, are made again when the arrays are others than last time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
@@ -91,7 +92,9 @@ class Recording(ABC):
 
     def _record(self, spans: Sequence[Span], turns: Sequence[int]) -> None:
         parts = self.stretch.parts
-        repeated = {number for number, times in parts.order if times > 1}
+        often: Counter[int] = Counter()
+        for number, times in parts.order:
+            often[number] += times
         self.progress.forget()
         for number, segment in enumerate(parts.segments):
             commands = self._segments[number]
@@ -102,7 +105,7 @@ class Recording(ABC):
             commands.end()
         for number, part in enumerate(parts.parts):
             commands = self.primaries[number]
-            commands.begin(again=number in repeated)
+            commands.begin(again=often[number] > 1)
             if self.times is not None:
                 self.times.reset_part(commands, number)
             self._record_part(commands, part, number, spans, turns)
