@@ -91,9 +91,8 @@ def saved_text(found: Sequence[Residual], name: str) -> str:
 
 
 def _place(path: tree.KeyPath) -> str:
-    """``[0][0]['w']`` of (args, kwargs) as ``0['w']``."""
-    text = tree.keystr(path)
-    return text.removeprefix("[0][").replace("]", "", 1) if text.startswith("[0]") else text[3:]
+    """``[0][0]['w']`` of (args, kwargs) as ``0['w']``, ``[1]['x'][0]`` as ``'x'[0]``."""
+    return tree.keystr(path)[4:].replace("]", "", 1)
 
 
 def _residual(atom: Atom, known: Program, given: dict[Var, str]) -> Residual:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from vkjit.control.batched import size_of, spread_over
+from vkjit.control.names import named_first
 from vkjit.control.policies import Decision, Policy, parse
 from vkjit.control.stage import stage
 from vkjit.errors import ShapeError
@@ -293,7 +294,7 @@ class _Split:
         self.fixed = tuple([param for param, _, flag in pairs if not flag])
         self.tangents = tuple([param for param, _, flag in pairs if flag])
         self.moving = set(self.tangents)
-        self.known, self.linear = separate(body.eqns, self.moving)
+        self.known, self.linear = named_first(*separate(body.eqns, self.moving))
 
     def parts(self) -> Parts:
         """The equations that replace it."""

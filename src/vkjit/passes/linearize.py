@@ -7,6 +7,7 @@ from typing import final
 
 from vkjit.ir.primitive import Parts
 from vkjit.ir.program import Eqn, Program, Var
+from vkjit.passes.dce import dce
 from vkjit.passes.residuals import residuals
 
 
@@ -34,6 +35,7 @@ def linearize(program: Program, tangents: Sequence[int], outputs: int) -> Linear
         tangents: positions of the parameters that are tangents; all that depends on them is linear.
         outputs: number of leading results that do not depend on tangents.
     """
+    program = dce(program)  # what nobody reads must not make residuals
     moving = {program.params[i] for i in tangents}
     known, linear = separate(program.eqns, moving)
     primal_params = tuple(v for i, v in enumerate(program.params) if i not in set(tangents))

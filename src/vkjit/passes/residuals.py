@@ -70,23 +70,24 @@ def chosen(
         forced: whether saveable results are saved even then.
     """
     made = {out: eqn for eqn in known for out in eqn.outs}
-    there = set(params)
-    always: list[Var] = []
+    always = [
+        out
+        for eqn in known
+        if once(eqn.prim) or (forced(eqn) and saveable(eqn))
+        for out in eqn.outs
+    ]
+    seen = {*params, *always}
     maybe: list[Var] = []
-    seen: set[Var] = set()
     todo = list(read)
     while todo:
         var = todo.pop()
-        if var in there or var in seen:
+        if var in seen:
             continue
         seen.add(var)
-        eqn = made[var]
-        if once(eqn.prim):
-            always.append(var)
-        elif saveable(eqn):
-            (always if forced(eqn) else maybe).append(var)
+        if saveable(made[var]):
+            maybe.append(var)
         else:
-            todo.extend([a for a in eqn.args if isinstance(a, Var)])
+            todo.extend([a for a in made[var].args if isinstance(a, Var)])
     kept, _ = residuals(known, (*params, *always), maybe)
     return closed(known, params, read, (*always, *kept))
 
