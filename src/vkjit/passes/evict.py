@@ -17,6 +17,7 @@ from vkjit.passes.timeline import Buffer, Outcome, Timeline
 _TRIED = 6
 """Kinds that are tried at each turn, the most promising ones."""
 _TINY = 1e-12
+_DEARER = 1.01
 
 
 @final
@@ -75,16 +76,27 @@ class _Search:
         return True
 
     def _evict_some(self, members: list[Buffer]) -> None:
-        """Evicts the first member, then twice as many each time as long as each helps."""
-        count, done = 1, 0
-        while done < len(members) and self.outcome.peak > self.bound:
-            chosen = {m.array for m in members[done : done + count]}
-            trial = self.timeline.outcome(self.evicted | chosen)
-            if trial.excess(self.bound) >= self.outcome.excess(self.bound):
+        """Evicts the first member, then more of them at a time as long as each lot helps.
+
+        Those that the others have made dearer wait for another turn: every second value of a chain
+        is evicted before two in a row.
+        """
+        count = 1
+        waiting = [(item, self._closure(item)) for item in members]
+        while waiting and self.outcome.peak > self.bound:
+            chosen: set[int] = set()
+            before = self.evicted
+            while waiting and len(chosen) < count:
+                item, seconds = waiting.pop(0)
+                self.evicted = before | chosen
+                if self._closure(item) <= seconds * _DEARER:
+                    chosen.add(item.array)
+            self.evicted = before
+            trial = self.timeline.outcome(before | chosen)
+            if not chosen or trial.excess(self.bound) >= self.outcome.excess(self.bound):
                 break
-            self.evicted |= chosen
+            self.evicted = before | chosen
             self.outcome = trial
-            done += count
             count = min(2 * count, 4)
 
     def _promising(self) -> list[list[Buffer]]:
