@@ -23,6 +23,8 @@ EXACT = frozenset(
     | {"stop_gradient", "bitcast_convert_type", "reduce_max", "reduce_min", "cummax", "cummin"}
 )
 """Pointwise operations and reductions that never round; views and moves do not either."""
+SUMS = frozenset({"reduce_sum", "cumsum", "dot_general", "scatter_add"})
+"""Operations that round after every term: where terms cancel, more than the result shows."""
 _SHAKEN = (Kind.POINTWISE, Kind.REDUCE, Kind.CONTRACT)
 
 
@@ -50,7 +52,8 @@ def _shaken(program: Program, inputs: Sequence[Array], rng: np.random.Generator)
     env: dict[Var, Array] = dict(zip(program.params, inputs, strict=True))
     for eqn in program.eqns:
         args = [np.asarray(a.value) if isinstance(a, Literal) else env[a] for a in eqn.args]
-        outs = eqn.prim.evaluate_outs(*args)
+        terms = [_moved(a, rng) for a in args] if eqn.prim.name in SUMS else args
+        outs = eqn.prim.evaluate_outs(*terms)
         for var, value in zip(eqn.outs, outs, strict=True):
             made = np.asarray(value, var.aval.dtype)
             env[var] = _moved(made, rng) if _rounds(eqn, args) else made
