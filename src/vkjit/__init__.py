@@ -24,6 +24,7 @@ from vkjit.api.remat import remat
 from vkjit.api.reports import memory_report
 from vkjit.api.saved import print_saved, saved_residuals
 from vkjit.api.staged import Lowered, MemoryReport, ShapeDtypeStruct, eval_shape, make_ir
+from vkjit.api.tap import tap
 from vkjit.array import Array
 from vkjit.control import policies as checkpoint_policies
 from vkjit.device_array import default_device, device_put
@@ -85,6 +86,7 @@ __all__ = [
     "remat",
     "saved_residuals",
     "stop_gradient",
+    "tap",
     "tree",
     "tuning",
     "value_and_grad",

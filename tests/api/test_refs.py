@@ -319,7 +319,7 @@ def test_refs_are_no_arrays_and_do_not_leave_their_function():
     vj.jit(lambda x: kept.append(vj.Ref(x)) or x)(rows(3))
     with pytest.raises(TracerError, match="finished trace"):
         jnp.sin(kept[0][...])
-    with pytest.raises(TracerError, match="finished trace|after it"):
+    with pytest.raises(TracerError, match=r"finished trace|after it"):
         kept[0][...] = rows(3)
 
 

@@ -8,6 +8,7 @@ from typing import final
 
 from vkjit import tree
 from vkjit.api.flat import FlatFunction, name_of
+from vkjit.control.tap import Sink, Token
 from vkjit.dtypes import is_float
 from vkjit.errors import DTypeError, ShapeError
 from vkjit.ir.avals import Aval
@@ -30,11 +31,12 @@ class Derivative:
     Two are equal when they compute the same, so a function compiled for one serves the other.
 
     Attributes:
-        program: (residuals, tangents of ``floats``) to tangents of all results.
+        program: (residuals, tangents of ``floats``, of taps) to tangents of all results.
         in_avals: of the leaves of the arguments.
         out_avals: of all results, auxiliary ones included.
         floats: positions of the leaves that have tangents.
         arguments: for each residual, the leaf that it is, or None.
+        taps: who receives the cotangents of the last tangents, those of taps.
         in_tree: structure of the positional arguments.
         out_tree: structure of the value.
         name: of the function.
@@ -45,12 +47,13 @@ class Derivative:
     out_avals: tuple[Aval, ...]
     floats: tuple[int, ...]
     arguments: tuple[int | None, ...]
+    taps: tuple[Sink, ...]
     in_tree: tree.TreeDef
     out_tree: tree.TreeDef
     name: str
 
     def pull(self, residuals: Sequence[Value], cotangents: Sequence[Value]) -> list[Value]:
-        """A cotangent for each argument leaf; zeros where nothing flows back.
+        """A cotangent for each argument leaf; zeros where nothing flows back; taps get theirs.
 
         ``cotangents`` are those of the value; auxiliary results have none.
         """
@@ -60,7 +63,11 @@ class Derivative:
         ]
         cts += [None] * (len(self.out_avals) - len(cts))
         grads = backward.transpose(self.program, residuals, cts)
-        found = dict(zip(self.floats, grads, strict=True))
+        count = len(self.floats)
+        found = dict(zip(self.floats, grads[:count], strict=True))
+        for sink, ct in zip(self.taps, grads[count:], strict=True):
+            if ct is not None:
+                sink.receive(ct)
         return [
             zeros(of) if (g := found.get(i)) is None else g for i, of in enumerate(self.in_avals)
         ]
@@ -68,7 +75,8 @@ class Derivative:
     def push(self, residuals: Sequence[Value], tangents: Sequence[Value]) -> list[Value]:
         """The tangents of the results for those of all argument leaves."""
         moving = [fitting_tangent(self.in_avals[i], tangents[i]) for i in self.floats]
-        return apply_program(self.program, [*residuals, *moving])
+        still = [zeros(v.aval) for v in self.program.params[len(residuals) + len(moving) :]]
+        return apply_program(self.program, [*residuals, *moving, *still])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Derivative) and self._key() == other._key()
@@ -77,7 +85,7 @@ class Derivative:
         return hash(self._key())
 
     def _key(self) -> tuple[object, ...]:
-        avals = (self.in_avals, self.out_avals, self.floats, self.arguments)
+        avals = (self.in_avals, self.out_avals, self.floats, self.arguments, self.taps)
         return (*avals, self.in_tree, self.out_tree, _key_of(self.program))
 
 
@@ -130,6 +138,7 @@ class Linearization:
             out_avals=out_avals,
             floats=floats,
             arguments=tuple(leaf.get(v) if isinstance(v, Var) else None for v in saved),
+            taps=tuple(traced.captured[i].sink for i in _tokens(traced)),
             in_tree=flat.in_tree.child(0),
             out_tree=flat.out_tree,
             name=name_of(flat.fn),
@@ -145,25 +154,31 @@ def separated(traced: Traced, floats: Sequence[int]) -> tuple[Program, Program]:
 
     Args:
         traced: the function.
-        floats: leaves of its arguments that have a tangent.
+        floats: leaves of its arguments that have a tangent. So have the tokens of taps, after them.
     """
     main, count = len(traced.program.results), len(traced.program.params)
-    program = derivative_of(traced, floats)
-    parts = split(program, range(count, count + len(floats)), main)
+    lead = len(traced.captured)
+    moving = [*[lead + i for i in floats], *_tokens(traced)]
+    program = derivative_of(traced, moving)
+    parts = split(program, range(count, count + len(moving)), main)
     return dce(parts.known), dce(parts.linear)
 
 
-def derivative_of(traced: Traced, floats: Sequence[int]) -> Program:
-    """A program of all parameters and a tangent for each float leaf: results, then tangents."""
+def _tokens(traced: Traced) -> list[int]:
+    """Which of the captured values are tokens of taps."""
+    return [i for i, v in enumerate(traced.captured) if isinstance(v, Token)]
+
+
+def derivative_of(traced: Traced, positions: Sequence[int]) -> Program:
+    """A program of all parameters and tangents at ``positions``: results, then tangents."""
     program = traced.program
-    lead = len(traced.captured)
-    tangent_avals = [program.in_avals[lead + i] for i in floats]
+    tangent_avals = [program.in_avals[i] for i in positions]
 
     def both(*values: Value) -> list[Value]:
         primals = values[: len(program.params)]
         moving: list[Tangent] = [None] * len(program.params)
-        for i, t in zip(floats, values[len(program.params) :], strict=True):
-            moving[lead + i] = t
+        for i, t in zip(positions, values[len(program.params) :], strict=True):
+            moving[i] = t
         outs, douts = forward.jvp(program, primals, moving)
         return [*outs, *filled(douts, program.out_avals)]
 

@@ -280,9 +280,9 @@ def linear_transpose(fn: Function, *primals: Any) -> Pullback:
     if any(not is_float(a.dtype) for a in out_avals):
         raise DTypeError(f"{what}: it returned {', '.join(map(str, out_avals))}, expected floats")
     floats = tuple(range(len(leaves)))
-    both = derivative_of(traced, floats)
-    tangents = dce(Program(both.params, both.eqns, both.results[len(out_avals) :], both.name))
     lead = len(traced.captured)
+    both = derivative_of(traced, [lead + i for i in floats])
+    tangents = dce(Program(both.params, both.eqns, both.results[len(out_avals) :], both.name))
     primal = tangents.params[lead : lead + len(leaves)]
     _require_unread(tangents, primal, what)
     program = Program(
@@ -299,6 +299,7 @@ def linear_transpose(fn: Function, *primals: Any) -> Pullback:
         out_avals=out_avals,
         floats=floats,
         arguments=(None,) * lead,
+        taps=(),
         in_tree=flat.in_tree.child(0),
         out_tree=flat.out_tree,
         name=name_of(fn),

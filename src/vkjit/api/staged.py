@@ -179,12 +179,24 @@ def lower(
         MemoryBudgetError: no plan was found that fits the budget.
     """
     known: Known = {}
+    program, constants = _read(simplify(traced.program), traced.captured)
 
     def plan(program: Program) -> Compiled:
-        return compile_program(program, target, len(traced.captured), donated, choose, known)
+        return compile_program(program, target, len(constants), donated, choose, known)
 
-    made = within_budget(simplify(traced.program), budget, target, plan)
-    return Lowered(made.program, traced.captured, made.compiled, target, donated)
+    made = within_budget(program, budget, target, plan)
+    return Lowered(made.program, constants, made.compiled, target, donated)
+
+
+def _read(program: Program, captured: Sequence[Value]) -> tuple[Program, tuple[Value, ...]]:
+    """The program without the captured values that nothing reads, and the others."""
+    used: set[object] = {a for eqn in program.eqns for a in eqn.args}
+    used.update(program.results)
+    lead = len(captured)
+    pairs = [(v, c) for v, c in zip(program.params, captured, strict=False) if v in used]
+    params = (*[v for v, _ in pairs], *program.params[lead:])
+    made = Program(params, program.eqns, program.results, program.name)
+    return made, tuple([c for _, c in pairs])
 
 
 def lower_program(
