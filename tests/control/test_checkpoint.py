@@ -281,8 +281,12 @@ def test_one_value_for_two_arguments() -> None:
     assert bits(plain) == bits(again)
 
 
-def test_remat_is_checkpoint() -> None:
-    assert vj.remat is vj.checkpoint
+def test_remat_without_a_budget_is_checkpoint() -> None:
+    residuals = [
+        vj.saved_residuals(loss_of(wrap(layer, policy=policies.dots_saveable)), *arguments())
+        for wrap in (vj.remat, vj.checkpoint)
+    ]
+    assert residuals[0] == residuals[1]
 
 
 def test_refuses_what_is_not_a_function() -> None:
