@@ -1,4 +1,4 @@
-"""The planned peak of a training step against what is alive, counted from the plan's steps alone."""
+"""The planned peak of a training step against what its steps keep alive."""
 
 from __future__ import annotations
 
