@@ -94,7 +94,7 @@ class Pool:
     def inside(self, *params: Value) -> Pool:
         """The pool of a function of ``params`` that may close over values of this one."""
         outer = self.values[-3:] if self.flag() else []
-        steps = self.steps if self.depth < 1 else tuple(set(self.steps) - set(CONTROL_STEPS))
+        steps = self.steps if self.depth < 1 else tuple(set(self.steps) - {*CONTROL_STEPS, counted})
         steps = tuple(sorted(steps, key=lambda step: step.__name__))
         return Pool(self.draw, [*outer, *params], self.smooth, steps, self.left, self.depth + 1)
 
@@ -105,6 +105,11 @@ def _number(of: Aval) -> bool:
 
 def _float(of: Aval) -> bool:
     return dtypes.is_float(of.dtype)
+
+
+def _like(of: Aval) -> Callable[[Aval], bool]:
+    """A test for one shape and dtype."""
+    return lambda a: a.shape == of.shape and a.dtype == of.dtype
 
 
 def _full(of: Aval) -> bool:
@@ -329,7 +334,7 @@ def looped(pool: Pool) -> Value | None:
         after: list[Value] = []
         for old in carry:
             of = aval_of(old)
-            new = inner.pick(lambda a, of=of: a.shape == of.shape and a.dtype == of.dtype)
+            new = inner.pick(_like(of))
             # Bounded, so that no loop raises a value to a power of its length.
             after.append(trigonometry.sin(new) if _float(of) else new)
         small = [v for v in inner.values if aval_of(v).size * max(length, 1) <= MAX_SIZE]
@@ -337,6 +342,76 @@ def looped(pool: Pool) -> Value | None:
 
     last, ys = lax.scan(turn, carries, xs, length, reverse=pool.flag())
     made = [v for v in (*last, *ys) if not pool.smooth or _float(aval_of(v))]
+    pool.values.extend(made[1:])
+    return made[0] if made else None
+
+
+def number(pool: Pool, count: int) -> Value | None:
+    """An i32 below ``count`` that one element of a value decides; locally constant if smooth."""
+    x = pool.pick(lambda a: _number(a) and a.size > 0)
+    if x is None:
+        return None
+    of = aval_of(x)
+    line = reshaping.reshape(x, (of.size,))
+    first = reshaping.reshape(movement.slice_(line, (0,), (1,), (1,)), ())
+    if pool.smooth:
+        first = arithmetic.mul(first, of.dtype.type(0))
+    total: Value = dtypes.int32.type(0)
+    for _ in range(count - 1):
+        edge = of.dtype.type(pool.below(2) * 2 if of.dtype.kind == "u" else pool.below(2) * 2 - 1)
+        total = structural.add(total, cast.cast(compare.lt(first, edge), dtypes.int32))
+    return total
+
+
+def chosen(pool: Pool) -> Value | None:
+    """The results of one of two or three functions of up to two values."""
+    count = 2 + pool.below(2)
+    index = number(pool, count)
+    if index is None:
+        return None
+    given = [pool.pick(lambda a: True) for _ in range(1 + pool.below(2))]
+    wanted: list[Aval] = []
+
+    def branch(position: int) -> Callable[..., list[Value]]:
+        def run(*values: Value) -> list[Value]:
+            inner = pool.inside(*values)
+            inner.grow(pool.below(6))
+            if position == 0:
+                made = [v for v in inner.values if not pool.smooth or _float(aval_of(v))][-2:]
+                wanted[:] = [aval_of(v) for v in made]
+                return made
+            found = [inner.pick(_like(of)) for of in wanted]
+            pairs = zip(found, wanted, strict=True)
+            return [structural.zeros(of) if v is None else v for v, of in pairs]
+
+        return run
+
+    outs = lax.switch(index, [branch(i) for i in range(count)], *given)
+    pool.values.extend(outs[1:])
+    return outs[0] if outs else None
+
+
+def counted(pool: Pool) -> Value | None:
+    """A loop of up to three turns, as many as a value says; reverse mode refuses it."""
+    turns = number(pool, 4)
+    if turns is None:
+        return None
+    picked = [pool.pick(lambda a: a.size <= MAX_SIZE // 4) for _ in range(1 + pool.below(2))]
+    carries = [v for v in picked if v is not None]
+
+    def turn(carried: tuple[Value, list[Value]]) -> tuple[Value, list[Value]]:
+        left, values = carried
+        inner = pool.inside(left, *values)
+        inner.grow(1 + pool.below(5))
+        after = [inner.pick(_like(aval_of(v))) for v in values]
+        bounded = [trigonometry.sin(v) if _float(aval_of(v)) else v for v in after]
+        return arithmetic.sub(left, dtypes.int32.type(1)), bounded
+
+    def goes_on(carried: tuple[Value, list[Value]]) -> Value:
+        return compare.gt(carried[0], dtypes.int32.type(0))
+
+    last = lax.while_loop(goes_on, turn, (turns, carries))[1]
+    made = [v for v in last if not pool.smooth or _float(aval_of(v))]
     pool.values.extend(made[1:])
     return made[0] if made else None
 
@@ -386,7 +461,7 @@ def checkpointed(pool: Pool) -> Value | None:
     return outs[0] if outs else None
 
 
-CONTROL_STEPS: tuple[Step, ...] = (looped, checkpointed)
+CONTROL_STEPS: tuple[Step, ...] = (looped, chosen, checkpointed)
 SMOOTH_STEPS: tuple[Step, ...] = (unary, unary, binary, binary, bounded, literal)
 SMOOTH_STEPS += (permuted, reshaped, repeated, cut, placed, reduced, scanned, contracted, indexed)
 ALL_STEPS: tuple[Step, ...] = (*SMOOTH_STEPS, choice, test, converted)
