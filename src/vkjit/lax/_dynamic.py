@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Sequence
 from typing import Any, SupportsIndex, final
 
@@ -24,9 +25,12 @@ from vkjit.numpy._core import (
 )
 from vkjit.numpy._index import wrapped_index
 from vkjit.numpy._shape import slice_axis
-from vkjit.ops import arithmetic, compare, indexing, logical, movement, structural
+from vkjit.ops import arithmetic, compare, indexing, logical, movement, structural, write
 from vkjit.ops.extrema import clamp as clamp_op
 from vkjit.trace import Tracer, aval_of, is_numpy
+
+_MUCH_SMALLER = 4
+"""Of larger updates all elements are chosen anew, which joins what is done with them."""
 
 
 def dynamic_slice(
@@ -79,6 +83,13 @@ def dynamic_update_slice(
     starts = rule.of(start_indices, shape, sizes)
     if 0 in sizes:
         return x
+    part = [axis for axis, size in enumerate(sizes) if size != shape[axis]]
+    if len(part) == 1 and math.prod(sizes) * _MUCH_SMALLER <= math.prod(shape):
+        (axis,) = part
+        start = starts[axis]
+        line = movement.iota(dtypes.int32, (sizes[axis],), 0)
+        at = structural.add(line, np.int32(start) if isinstance(start, int) else start)
+        return write.with_rows(x, at, new, axis)
     inside: Value = np.True_
     for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         if size == shape[axis]:

@@ -131,18 +131,19 @@ def copy_into(dest: Value, value: Value, starts: Ints, strides: Ints | None = No
     return bind(CopyInto(starts, (1,) * len(starts) if strides is None else strides), dest, value)
 
 
-@final
 @dataclass(frozen=True)
-class SetRows(Op):
-    """``dest`` with ``rows`` written at ``indices`` along ``axis``; operands in this order.
+class _Rows(Op):
+    """``dest`` with ``rows`` in the place of those at ``indices`` along ``axis``.
 
-    ``out[a, indices[i...], c] = rows[a, i..., c]``, indices i32, none inside twice; those out of
-    range are dropped. The result lives in the memory of ``dest``, as that of ``CopyInto``.
+    ``out[a, indices[i...], c] = rows[a, i..., c]``, operands in this order, indices i32, none
+    inside twice; those out of range are dropped.
     """
 
     axis: int
 
-    traits: ClassVar[Traits] = Traits(Kind.WRITE, Remat.ONCE, linear_in=(0, 2), effect=True)
+    def at(self, axis: int, *operands: Value) -> Value:
+        """The same of ``operands`` along another axis."""
+        return bind(type(self)(axis), *operands)
 
     def infer(self, *avals: Aval) -> Aval:
         """Rows have the shape that a gather would give."""
@@ -150,13 +151,13 @@ class SetRows(Op):
         check_indices(self.name, dest, indices, self.axis)
         if rows.dtype != dest.dtype:
             raise DTypeError(
-                f"set_rows: destination {dest}, rows {rows}; expected one dtype; "
+                f"{self.name}: destination {dest}, rows {rows}; expected one dtype; "
                 "cast with .astype(...)"
             )
         expected = joined(dest.shape, indices.shape, self.axis)
         if rows.shape != expected:
             raise ShapeError(
-                f"set_rows: destination {dest}, indices {indices}, rows {rows} along axis "
+                f"{self.name}: destination {dest}, indices {indices}, rows {rows} along axis "
                 f"{self.axis}; expected rows of shape {expected}"
             )
         return aval(dest.shape, dest.dtype)
@@ -209,8 +210,12 @@ class SetRows(Op):
         dest = dest if batched[0] else repeated(dest, size)
         rows = rows if batched[2] else repeated(rows, size)
         if not batched[1]:
-            return bind(SetRows(self.axis + 1), dest, indices, rows)
-        return batched_rows(dest, indices, rows, self.axis, set_rows)
+            return self.at(self.axis + 1, dest, indices, rows)
+
+        def together(dest: Value, indices: Value, rows: Value, axis: int) -> Value:
+            return self.at(axis, dest, indices, rows)
+
+        return batched_rows(dest, indices, rows, self.axis, together)
 
     def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
         """A write at indices."""
@@ -237,9 +242,36 @@ class SetRows(Op):
         return made
 
 
+@final
+@dataclass(frozen=True)
+class SetRows(_Rows):
+    """A write of rows: the result lives in the memory of ``dest``, as that of ``CopyInto``."""
+
+    traits: ClassVar[Traits] = Traits(Kind.WRITE, Remat.ONCE, linear_in=(0, 2), effect=True)
+
+
+@final
+@dataclass(frozen=True)
+class WithRows(_Rows):
+    """The value that a write of rows would leave.
+
+    It is made in the memory of ``dest`` where nobody needs that any more, and may be made again.
+    """
+
+    traits: ClassVar[Traits] = Traits(Kind.INDEXED, Remat.COSTLY, linear_in=(0, 2))
+
+
 def set_rows(dest: Value, indices: Value, rows: Value, axis: int) -> Value:
     """Writes ``rows`` into ``dest`` at i32 ``indices`` along ``axis``; returns ``dest`` after it.
 
     No index may occur twice; those out of range are dropped.
     """
     return bind(SetRows(axis), dest, indices, rows)
+
+
+def with_rows(x: Value, indices: Value, rows: Value, axis: int) -> Value:
+    """``x`` with ``rows`` in the place of those at i32 ``indices`` along ``axis``.
+
+    No index may occur twice; those out of range are dropped.
+    """
+    return bind(WithRows(axis), x, indices, rows)

@@ -127,7 +127,7 @@ def test_a_donated_cache_is_updated_in_place(target: Any) -> None:
     kept = compile_program(program, target)
     donated = compile_program(program, target, donated=(0,))
     assert kept.plan.peak_bytes - donated.plan.peak_bytes == CACHE
-    assert temporaries(donated) < CACHE / 16
+    assert temporaries(donated) < 4096
     (loop,) = [s for s in donated.plan.steps if isinstance(s, Loop)]
     for step in leaves(loop.body.steps):
         assert not isinstance(step, Copy) or step.source.size < CACHE
