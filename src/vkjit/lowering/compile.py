@@ -31,6 +31,7 @@ from vkjit.lowering.plan.groups import ArrayInfo, ContractGroup, Group, Partitio
 from vkjit.lowering.plan.hazards import check_order
 from vkjit.lowering.plan.memory import Arena
 from vkjit.lowering.plan.partition import partition
+from vkjit.lowering.plan.rebase import rebased
 from vkjit.lowering.plan.schedule import GpuContract
 from vkjit.lowering.plan.turns import check_turns
 from vkjit.lowering.plan.workspace import Workspace
@@ -161,10 +162,14 @@ class _Lowering:
 
     def kernels(self, group: Group, first: int, times: int) -> list[KernelStep]:
         """The steps of one group, whose array 0 has the number ``first``."""
-        key_group, outside = canonical(group)
+        whole_group, outside = canonical(group)
         outside = tuple([first + a for a in outside])
+        fixed = self.packable(whole_group, outside)
+        named, copies = updated_in_place(whole_group), is_copy(whole_group)
         infos = tuple([self.arrays.infos[a] for a in outside])
-        fixed = self.packable(key_group, outside)
+        key_group, parts = rebased(whole_group, infos, self.target.alignment)
+        outside = tuple(map(self.arrays.part, outside, parts))
+        infos = tuple([self.arrays.infos[a] for a in outside])
         key = (key_group, infos, fixed)
         found = self.known.get(key)
         schedule = self.scheduled(key_group, infos)
@@ -177,7 +182,6 @@ class _Lowering:
         self.most_bound = max([self.most_bound, *(len(i.kernel.buffers) for i in kernels)])
         start = self.arrays.add(temporaries)
         inside = (*outside, *range(start, start + len(temporaries)))
-        named, copies = updated_in_place(key_group), is_copy(key_group)
         in_place = frozenset([(inside[a], inside[b]) for a, b in named])
         return [
             KernelStep(

@@ -18,6 +18,7 @@ from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.kernel.types import I8, Access, ScalarType
 from vkjit.lowering.plan.groups import ArrayInfo
 from vkjit.lowering.plan.order import Use
+from vkjit.lowering.plan.rebase import Part
 from vkjit.lowering.templates.context import memory_type
 
 Pairs = frozenset[tuple[int, int]]
@@ -206,6 +207,7 @@ class Arrays:
     def __init__(self) -> None:
         self.infos: list[ArrayInfo] = []
         self._parts: dict[int, _Part] = {}
+        self._known_parts: dict[tuple[int, Part], int] = {}
 
     def add(self, infos: Iterable[ArrayInfo]) -> int:
         """Adds arrays; returns the number of the first."""
@@ -224,6 +226,17 @@ class Arrays:
     def new_bytes(self, size: int) -> int:
         """A fresh array of ``size`` bytes."""
         return self.new(I8, size)
+
+    def part(self, array: int, part: Part) -> int:
+        """The array that is this part of another; itself if that is the whole."""
+        info = self.infos[array]
+        if part == Part(0, info.length):
+            return array
+        found = self._known_parts.get((array, part))
+        if found is None:
+            found = self._known_parts[array, part] = self.new(info.elem, part.length)
+            self.put(found, array, part.start * memory_type(info.elem).bytes)
+        return found
 
     def size(self, array: int) -> int:
         """Bytes of an array."""

@@ -160,7 +160,7 @@ def test_a_carry_that_is_written_in_part_is_never_copied_whole():
         steps_of(program, donated=(0,)),
         """
         0: loop 3 turns
-          0.0: pointwise (1, 1, 1) (1[0:16]+16*(t0%3), 0[0:1024])
+          0.0: pointwise (1, 1, 1) (1[0:16]+16*(t0%3), 0[32:48])
         """,
     )
 
