@@ -12,7 +12,7 @@ from vkjit.control.batched import size_of, spread_over
 from vkjit.control.scan_batch import batched_scan
 from vkjit.control.scan_form import Derived, sections, stacked
 from vkjit.control.scan_jvp import derivative
-from vkjit.control.scan_prune import lifted, pruned
+from vkjit.control.scan_prune import lifted, pruned, unchanged
 from vkjit.control.scan_split import split
 from vkjit.control.scan_transpose import apart, known_carries, transposed
 from vkjit.dtypes import x64_enabled
@@ -31,8 +31,9 @@ from vkjit.ir.primitive import (
     Traits,
     Value,
 )
-from vkjit.ir.program import Eqn, Program
+from vkjit.ir.program import Atom, Eqn, Program, Var
 from vkjit.ops.structural import permute, zeros
+from vkjit.passes.linearize import separate
 from vkjit.passes.transpose import transpose as backward
 from vkjit.trace import aval_of, bind_outs
 
@@ -115,8 +116,21 @@ class Scan(Primitive):
         )
 
     def partial_eval(self, eqn: Eqn, moving: Sequence[bool]) -> Parts | None:
-        """The scan of what is known, which stacks residuals, and the scan of what moves."""
-        return split(self.control(), tuple(moving)).parts(eqn, Scan.of)
+        """The scan of what is known, which stacks residuals, and the scan of what moves.
+
+        Costly work on constants comes before both, so that the cotangents of its results add up in
+        the loop, and are pulled back once.
+        """
+        made = lifted(self.control(), narrowed=False)
+        *before, loop = (eqn,) if made is None else made.equations(eqn, Scan.of)
+        moved = {a for a, flag in zip(eqn.args, moving, strict=True) if flag}
+        known, linear = separate(before, {a for a in moved if isinstance(a, Var)})
+        assert isinstance(loop.prim, Scan)
+        moved.update([out for e in linear for out in e.outs])
+        parts = split(loop.prim.control(), tuple([a in moved for a in loop.args])).parts(
+            loop, Scan.of
+        )
+        return Parts((*known, *parts.known), (*linear, *parts.linear))
 
     def transpose(
         self, cotangents: Sequence[Tangent], args: Sequence[Value | Linear]
@@ -169,13 +183,18 @@ class Scan(Primitive):
         outs = tuple(eqn.outs[i] for i in made.outs)
         return Eqn(Scan.of(made.form), args, outs, eqn.source, eqn.region)
 
+    def forwarded(self, eqn: Eqn) -> dict[int, Atom]:
+        """Carries that no turn changes."""
+        return {
+            i: eqn.args[self.constants + i]
+            for i in unchanged(self.control())
+            if eqn.args[self.constants + i].aval is eqn.outs[i].aval
+        }
+
     def lifted(self, eqn: Eqn) -> tuple[Eqn, ...]:
         """Before the loop: costly work on constants, and what is no larger than its operands."""
-        made = lifted(self.control(), eqn)
-        if made is None:
-            return (eqn,)
-        form, args, before = made
-        return (*before, Eqn(Scan.of(form), args, eqn.outs, eqn.source, eqn.region))
+        made = lifted(self.control(), narrowed=True)
+        return (eqn,) if made is None else made.equations(eqn, Scan.of)
 
 
 def _agree(what: str, given: Aval, want: Aval) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar, final
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.control import Scan as Form
 from vkjit.ir.primitive import Value
-from vkjit.ir.program import Program
+from vkjit.ir.program import Atom, Eqn, Program, Var
 from vkjit.trace import trace
 
 T = TypeVar("T")
@@ -63,3 +63,18 @@ def reordered(program: Program, params: Sequence[int], results: Sequence[int]) -
         tuple(program.results[i] for i in results),
         program.name,
     )
+
+
+def outside(program: Program, args: Sequence[Atom], eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
+    """The equations of ``program`` on ``args``, beside ``eqn``, and its results.
+
+    Variables are new, so that a program can stand in several places.
+    """
+    env: dict[Var, Atom] = dict(zip(program.params, args, strict=True))
+    made: list[Eqn] = []
+    for inner in program.eqns:
+        outs = tuple(Var(v.aval) for v in inner.outs)
+        operands = tuple(env[a] if isinstance(a, Var) else a for a in inner.args)
+        made.append(Eqn(inner.prim, operands, outs, inner.source, eqn.region))
+        env.update(zip(inner.outs, outs, strict=True))
+    return made, [env[r] if isinstance(r, Var) else r for r in program.results]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import final
 
-from vkjit.control.scan_form import sections
+from vkjit.control.scan_form import outside, reordered, sections
 from vkjit.ir.control import Scan as Form
-from vkjit.ir.primitive import Kind, Remat
+from vkjit.ir.primitive import Kind, Primitive, Remat
 from vkjit.ir.program import Atom, Eqn, Program, Var
 from vkjit.passes.dce import dce
 from vkjit.passes.residuals import once
@@ -24,31 +25,36 @@ class Pruned:
     outs: tuple[int, ...]
 
 
+def unchanged(form: Form) -> list[int]:
+    """The carries that every turn hands on as they are."""
+    _, params, _ = sections(form, form.body.params)
+    pairs = zip(params, form.body.results, strict=False)
+    return [i for i, (param, result) in enumerate(pairs) if not form.length or result is param]
+
+
 def pruned(form: Form, live: Sequence[bool]) -> Pruned | None:
-    """The loop without what the results flagged in ``live`` do not depend on; None: all needed."""
+    """The loop without what the results flagged in ``live`` do not depend on; None: all needed.
+
+    Carries that no turn changes become constants where their last value is not read.
+    """
     body = form.body
-    start = form.constants
+    fixed = [i for i in unchanged(form) if not live[i]]
     wanted = {i for i, flag in enumerate(live) if flag}
+    constants, carries, slices = sections(form, range(len(body.params)))
     while True:
         read = _read(body, [body.results[i] for i in sorted(wanted)])
-        carried = {i for i in range(form.carries) if body.params[start + i] in read}
+        carried = {i for i, p in enumerate(carries) if body.params[p] in read} - {*fixed}
         if carried <= wanted:
             break
         wanted |= carried
+    first = [p for p in (*constants, *[carries[i] for i in fixed]) if body.params[p] in read]
+    middle = [p for i, p in enumerate(carries) if i in wanted]
+    args = (*first, *middle, *[p for p in slices if body.params[p] in read])
     outs = tuple(i for i in range(len(body.results)) if i in wanted)
-    params = enumerate(body.params)
-    keep = {start + i for i in range(form.carries) if i in wanted}
-    args = tuple(i for i, p in params if i in keep or (p in read and not _carry(form, i)))
     if len(args) == len(body.params) and len(outs) == len(body.results):
         return None
-    inputs = tuple(body.params[i] for i in args)
-    smaller = dce(Program(inputs, body.eqns, tuple(body.results[i] for i in outs), body.name))
-    constants = sum(i < start for i in args)
-    return Pruned(Form(smaller, form.length, constants, len(keep), form.reverse), args, outs)
-
-
-def _carry(form: Form, position: int) -> bool:
-    return form.constants <= position < form.constants + form.carries
+    smaller = dce(reordered(body, args, outs))
+    return Pruned(Form(smaller, form.length, len(first), len(middle), form.reverse), args, outs)
 
 
 def _read(body: Program, results: Iterable[Atom]) -> set[Var]:
@@ -60,41 +66,58 @@ def _read(body: Program, results: Iterable[Atom]) -> set[Var]:
     return read
 
 
-def lifted(form: Form, eqn: Eqn) -> tuple[Form, tuple[Atom, ...], tuple[Eqn, ...]] | None:
-    """The loop without what is the same in each turn and better computed before it.
+@final
+@dataclass(frozen=True)
+class Lifted:
+    """A loop that takes as constants, after ``constants`` others, what ``before`` computes.
+
+    ``before`` takes the operands of the loop at ``operands``.
+    """
+
+    before: Program
+    operands: tuple[int, ...]
+    constants: int
+    form: Form
+
+    def equations(self, eqn: Eqn, of: Callable[[Form], Primitive]) -> tuple[Eqn, ...]:
+        """The equations in place of ``eqn``; the last one is the loop."""
+        made, results = outside(self.before, [eqn.args[i] for i in self.operands], eqn)
+        args = (*eqn.args[: self.constants], *results, *eqn.args[self.constants :])
+        return (*made, Eqn(of(self.form), args, eqn.outs, eqn.source, eqn.region))
+
+
+@lru_cache(maxsize=256)
+def lifted(form: Form, *, narrowed: bool) -> Lifted | None:
+    """The loop without what is the same in each turn and better computed before it, or None.
 
     That is costly work on constants, and elementwise work whose result is no larger than what it
     reads. The rest, such as casts to wider types, is cheaper to repeat than to load.
 
-    Returns:
-        the loop, its arguments in place of those of ``eqn``, and the equations before it; or None.
+    Args:
+        form: the loop.
+        narrowed: also results of a narrower type than what they are computed from. In a loop to
+            be transposed these stay, because their cotangents would add up in that type.
     """
     body = form.body
-    constants = sections(form, body.params)[0]
-    before = _before(body, constants)
+    constants, carries, _ = sections(form, list(enumerate(body.params)))
+    fixed = [*constants, *[carries[i] for i in unchanged(form)]]
+    before = _before(body, [v for _, v in fixed], narrowed=narrowed) if form.length else []
     if not before:
         return None
-    env: dict[Var, Atom] = dict(zip(constants, eqn.args, strict=False))
-    made: list[Eqn] = []
-    for inner in before:
-        outs = tuple(Var(v.aval) for v in inner.outs)
-        args = tuple(env[a] if isinstance(a, Var) else a for a in inner.args)
-        made.append(Eqn(inner.prim, args, outs, inner.source, eqn.region))
-        env.update(zip(inner.outs, outs, strict=True))
     # What was needed only to compute the others is not loaded either: it is a view, or cheap.
-    gone = {e for e in before if _worthwhile(e)}
+    gone = {e for e in before if _worthwhile(e, narrowed=narrowed)}
     rest = tuple(e for e in body.eqns if e not in gone)
     read = {a for e in rest for a in e.args} | set(body.results)
-    extra = [v for e in before if e in gone for v in e.outs if v in read]
-    params = (*constants, *extra, *body.params[form.constants :])
+    extra = tuple(v for e in before if e in gone for v in e.outs if v in read)
+    program = Program(tuple(v for _, v in fixed), tuple(before), extra, f"{body.name}.before")
+    params = (*body.params[: form.constants], *extra, *body.params[form.constants :])
     smaller = dce(Program(params, rest, body.results, body.name))
     count = form.constants + len(extra)
     loop = Form(smaller, form.length, count, form.carries, form.reverse)
-    args = (*eqn.args[: form.constants], *[env[v] for v in extra], *eqn.args[form.constants :])
-    return loop, args, tuple(made)
+    return Lifted(program, tuple(i for i, _ in fixed), form.constants, loop)
 
 
-def _before(body: Program, constants: Sequence[Var]) -> list[Eqn]:
+def _before(body: Program, constants: Sequence[Var], *, narrowed: bool) -> list[Eqn]:
     """The equations of the body to compute before the loop, in order."""
     reach = set(constants)
     fixed: list[Eqn] = []
@@ -106,16 +129,19 @@ def _before(body: Program, constants: Sequence[Var]) -> list[Eqn]:
     wanted: set[Var] = set()
     chosen: list[Eqn] = []
     for eqn in reversed(fixed):
-        if not wanted.isdisjoint(eqn.outs) or _worthwhile(eqn):
+        if not wanted.isdisjoint(eqn.outs) or _worthwhile(eqn, narrowed=narrowed):
             wanted.update([a for a in eqn.args if isinstance(a, Var)])
             chosen.append(eqn)
     return chosen[::-1]
 
 
-def _worthwhile(eqn: Eqn) -> bool:
+def _worthwhile(eqn: Eqn, *, narrowed: bool) -> bool:
     """Whether to load the result of a fixed equation in each turn rather than compute it."""
     traits = eqn.prim.traits
-    read = sum(a.aval.nbytes for a in eqn.args if isinstance(a, Var))
+    operands = [a.aval for a in eqn.args if isinstance(a, Var)]
+    read = sum(a.nbytes for a in operands)
     if traits.kind is not Kind.POINTWISE:
         return traits.remat is Remat.COSTLY and read > 0
-    return 0 < sum(v.aval.nbytes for v in eqn.outs) <= read
+    (out,) = eqn.outs
+    narrows = any(a.dtype.itemsize > out.aval.dtype.itemsize for a in operands)
+    return 0 < out.aval.nbytes <= read and (narrowed or not narrows)

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import assert_never, final
 
-from vkjit.control.scan_form import reordered, sections, stacked
+from vkjit.control.scan_form import outside, reordered, sections, stacked
 from vkjit.ir.control import Scan as Form
 from vkjit.ir.primitive import Parts, Primitive
 from vkjit.ir.program import Atom, Eqn, Program, Var
@@ -62,7 +62,7 @@ class Split:
 
     def parts(self, eqn: Eqn, of: Callable[[Form], Primitive]) -> Parts:
         """The equations in place of ``eqn``."""
-        first, made = _outside(self.before, [eqn.args[i] for i in self.before_args], eqn)
+        first, made = outside(self.before, [eqn.args[i] for i in self.before_args], eqn)
         known: list[Eqn] = [*first]
         body, length = self.known.body, self.known.length
         extra = body.out_avals[len(self.known_outs) :]
@@ -229,15 +229,3 @@ def _lifted(known: Program, fixed: Sequence[Var], saved: Sequence[Var]) -> Progr
     operands = {a for e in program.eqns for a in e.args}
     params = tuple(p for p in fixed if p in operands)
     return Program(params, program.eqns, wanted, program.name)
-
-
-def _outside(program: Program, args: Sequence[Atom], eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
-    """The equations of ``program`` on ``args``, with variables of their own, and its results."""
-    env: dict[Var, Atom] = dict(zip(program.params, args, strict=True))
-    made: list[Eqn] = []
-    for inner in program.eqns:
-        outs = tuple(Var(v.aval) for v in inner.outs)
-        operands = tuple(env[a] if isinstance(a, Var) else a for a in inner.args)
-        made.append(Eqn(inner.prim, operands, outs, inner.source, eqn.region))
-        env.update(zip(inner.outs, outs, strict=True))
-    return made, [env[r] if isinstance(r, Var) else r for r in program.results]

@@ -237,6 +237,10 @@ class Primitive(ABC):
         """
         return eqn
 
+    def forwarded(self, eqn: Eqn) -> dict[int, Atom]:
+        """Results of ``eqn``, of this primitive, that are arguments as they are, by position."""
+        return {}
+
     def lifted(self, eqn: Eqn) -> tuple[Eqn, ...]:
         """``eqn``, of this primitive, after equations for what it would compute again each turn."""
         return (eqn,)

@@ -12,6 +12,8 @@ from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 def fold(program: Program) -> Program:
     """Evaluates scalar equations of literals and applies the primitives' own ``simplify`` rules.
 
+    Results of loops that are arguments as they are become these.
+
     Rules keep every bit for every input, NaN and infinities included: ``x * 0`` stays. Writes are
     left alone.
     """
@@ -41,6 +43,8 @@ def fold(program: Program) -> Program:
             continue
         kept = Eqn(prim, args, eqn.outs, eqn.source, eqn.region)
         eqns.append(kept)
+        if prim.traits.kind is Kind.CONTROL:
+            known.update({kept.outs[i]: atom for i, atom in prim.forwarded(kept).items()})
         for out in eqn.outs:
             made[out] = kept
     results = tuple([known.get(r, r) if isinstance(r, Var) else r for r in program.results])
