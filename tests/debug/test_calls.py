@@ -136,6 +136,26 @@ def test_vmap_of_cond_calls_for_the_examples_that_take_a_branch(wrap: Any, capsy
     assert sorted(lines(capsys)) == ["big 2.0", "small 0.0", "small 1.0"]
 
 
+def test_loops_in_branches_call_for_the_examples_that_take_them(wrap: Any, capsys: Any) -> None:
+    def f(x: Any) -> Any:
+        def big() -> Any:
+            def body(c: Any, t: Any) -> Any:
+                debug.print("{} in {}", x, t)
+                debug.print("turn {}", t)
+                return c + t, None
+
+            lax.cond(x > 2, lambda: debug.print("very big {}", x), lambda: None)
+            return lax.scan(body, x, vnp.arange(2))[0]
+
+        return lax.cond(x > 1, big, lambda: x)
+
+    x = np.array([[0, 2], [3, 1]], np.float32)
+    np.testing.assert_array_equal(wrap(vj.vmap(vj.vmap(f)))(x), [[0, 3], [4, 1]])
+    turns = [["2.0 in {0}", "3.0 in {0}", "turn {0}", "turn {0}"] for _ in range(2)]
+    want = [line.format(t) for t, turn in enumerate(turns) for line in turn]
+    assert lines(capsys) == ["very big 3.0", *want]
+
+
 def test_vmap_of_while_calls_for_the_examples_that_go_on(wrap: Any, capsys: Any) -> None:
     def f(n: Any) -> Any:
         def body(i: Any) -> Any:

@@ -143,11 +143,20 @@ class _Instrument:
     def block(self, steps: Sequence[Step]) -> Block:
         """Steps with looks between them, all one after another."""
         made: list[Step] = []
+        last = {
+            place.buffer: position
+            for position, step in enumerate(steps)
+            if isinstance(step, Launch)
+            for place in step.arguments
+        }
         for position, step in enumerate(steps):
             made.append(self.inside(step))
             if isinstance(step, Launch):
-                later = steps[position + 1 :]
-                found = [r for r in _floats(step) if not _written_again(r[1], later)]
+                found = [
+                    (elem, place)
+                    for elem, place in _floats(step)
+                    if not _written_again(place, steps[position + 1 : last[place.buffer] + 1])
+                ]
                 if found:
                     self.launches.append(step)
                 for elem, place in found:

@@ -14,7 +14,7 @@ from typing import TypeAlias, assert_never, final
 
 from vkjit.debug.key_uses import Consume, Use, reused
 from vkjit.errors import MissingRuleError
-from vkjit.ir.control import Branch, Call, Inline, Scan, While
+from vkjit.ir.control import Branch, Call, Inline, Scan, Transfer, While
 from vkjit.ir.primitive import Kind
 from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 
@@ -136,6 +136,8 @@ class _Flow:
                 return self.branch(branches, args, depth)
             case Call():
                 return []
+            case Transfer():
+                return list(args)
             case _:
                 assert_never(form)
 
