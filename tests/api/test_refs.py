@@ -218,6 +218,25 @@ def test_a_cache_written_row_by_row_in_a_scan_is_not_copied():
     np.testing.assert_array_equal(cache[:5], 0)
 
 
+def test_writes_one_after_another_copy_nothing():
+    def decode(cache: Any, x: Any, at: Any) -> Any:
+        for layer in range(3):
+            cache[layer, at] = x * layer
+            x = x + cache[layer, at - 1] + cache[layer].sum(0)
+        cache.add((0, at), 1.0)
+        return x
+
+    cache = zeros(3, 256, 32)
+    memory = vj.jit(decode).lower(cache, rows(32), INT(4)).memory()
+    assert memory.donated == cache.nbytes
+    assert memory.temporaries < 8192
+    got, want = vj.Ref(cache[...]), vj.Ref(cache[...])
+    np.testing.assert_allclose(
+        vj.jit(decode)(got, rows(32), INT(4)), decode(want, rows(32), INT(4)), rtol=1e-6
+    )
+    np.testing.assert_array_equal(got[...], want[...])
+
+
 def test_gradients_flow_through_writes_of_rows():
     def loss(x: Any, v: Any, i: Any) -> Any:
         ref = vj.Ref(x * 2)

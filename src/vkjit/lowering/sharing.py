@@ -27,12 +27,12 @@ def without_copies(
     """
     spans = _Spans(steps, arrays, kept)
     for position, step in enumerate(steps):
-        if not isinstance(step, (CopyStep, ControlStep)):
+        if not (step.copies or isinstance(step, ControlStep)):
             continue
         for source, target in sorted(step.in_place):
             if spans.may_be_made_in(source, target, position):
                 arrays.put(source, target)
-            elif isinstance(step, CopyStep) and spans.may_stay_in(source, target, position):
+            elif step.copies and spans.may_stay_in(source, target, position):
                 arrays.put(target, source)
     return [s for s in steps if not (isinstance(s, CopyStep) and _is_nothing(s, arrays))]
 
@@ -52,7 +52,8 @@ class _Spans:
 
     def may_be_made_in(self, source: int, target: int, position: int) -> bool:
         """Whether ``source`` ends, and the memory of ``target`` begins, with this step."""
-        if not self._is_free(source) or not self._is_alone(target):
+        alike = self._arrays.size(source) == self._arrays.size(target)
+        if not alike or not self._is_free(source) or not self._is_alone(target):
             return False
         place = self._arrays.memory(target)
         (first, last), (begins, ends) = self._spans[source], self._spans[place]
@@ -64,7 +65,10 @@ class _Spans:
     def may_stay_in(self, source: int, target: int, position: int) -> bool:
         """Whether ``target`` begins, and the memory of ``source`` ends, with this step."""
         place = self._arrays.memory(source)
-        if place == source or not self._is_free(target) or not self._is_alone(source):
+        alike = self._arrays.size(source) == self._arrays.size(target)
+        if not alike or place == source or not self._is_free(target):
+            return False
+        if not self._is_alone(source):
             return False
         (begins, ends), (first, last) = self._spans[target], self._spans[place]
         if begins != position or last != position or place in self._kept:
@@ -163,8 +167,13 @@ def in_levels(
         return one.get(found, found)
 
     outside = dict.fromkeys(map(memory, kept))
+    away = arrays.hosts()
     uses = [arrays.use(step, memory) for step in steps]
     touched = dict.fromkeys(a for use in uses for a in (*use.reads, *use.writes))
-    sizes = {a: arrays.size(a) for a in touched if arrays.is_array(a) and a not in outside}
+    sizes = {
+        a: arrays.size(a)
+        for a in touched
+        if arrays.is_array(a) and a not in outside and arrays.root(a) not in away
+    }
     others = sum(arrays.size(a) for a in outside)
     return tuple(tuple(steps[n] for n in level) for level in by_levels(uses, sizes, others))
