@@ -348,3 +348,13 @@ def test_messages_name_the_branch_the_leaf_and_the_line(name: str) -> None:
 
 def test_trees_of_operands_may_be_empty() -> None:
     assert tree.leaves(lax.cond(True, lambda: (), lambda: ())) == []
+
+
+def test_guards_of_derivatives_are_gone_where_nothing_is_differentiated() -> None:
+    def fn(x: Any) -> Any:
+        return lax.cond(x > 0, jnp.sin, jnp.cos, x)
+
+    xs = np.array([1.0, -1.0], np.float32)
+    assert primitives(make_ir(vj.vmap(fn))(xs)).count("select") == 3
+    assert "stop_gradient" not in vj.jit(vj.vmap(fn)).lower(xs).as_text()
+    assert vj.jit(vj.vmap(fn)).lower(xs).as_text().count("select") == 1

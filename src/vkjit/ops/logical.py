@@ -13,7 +13,8 @@ from vkjit import dtypes
 from vkjit.dtypes import DType
 from vkjit.errors import DTypeError
 from vkjit.ir.avals import Aval, aval
-from vkjit.ir.primitive import Array, Kind, Linear, Sample, Tangent, Traits, Value
+from vkjit.ir.primitive import Array, Kind, Linear, Producer, Sample, Tangent, Traits, Value
+from vkjit.ir.program import Atom
 from vkjit.lowering.kernel import nodes
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.elements import scalar_type
@@ -70,6 +71,11 @@ class Select(Pointwise):
     def scalar(self, b: Builder, operands: Sequence[DType], *args: nodes.Value) -> nodes.Value:
         """One node."""
         return b.select(*args)
+
+    def simplify(self, args: Sequence[Atom], producer: Producer) -> Atom | None:
+        """Either side where both are the same."""
+        cond, left, right = args
+        return left if left is right and cond.aval.shape in ((), left.aval.shape) else None
 
     def jvp(self, primals: Sequence[Value], tangents: Sequence[Tangent]) -> tuple[Value, Tangent]:
         """Chooses between tangents."""

@@ -11,7 +11,8 @@ import numpy as np
 
 from vkjit import dtypes
 from vkjit.dtypes import DType
-from vkjit.ir.primitive import Array, Sample, Value
+from vkjit.ir.primitive import Array, Producer, Sample, Value
+from vkjit.ir.program import Atom
 from vkjit.lowering.kernel import nodes
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.types import BinOp, UnOp, scalar_of
@@ -195,6 +196,10 @@ class StopGradient(Flat):
 
     def scalar(self, b: Builder, operands: Sequence[DType], *args: nodes.Value) -> nodes.Value:
         """The operand."""
+        return args[0]
+
+    def simplify(self, args: Sequence[Atom], producer: Producer) -> Atom | None:
+        """The operand: what is simplified is differentiated no more."""
         return args[0]
 
     @classmethod
