@@ -13,7 +13,7 @@ import vkjit as vj
 import vkjit.numpy as jnp
 from tests.oracles import arrays_of, assert_agrees, on_device
 from tests.strategies import chosen, counted, looped, programs, seeds
-from vkjit import dtypes
+from vkjit import dtypes, tree
 from vkjit.ir.program import Program
 from vkjit.passes.pipeline import simplify
 from vkjit.trace import apply_program, trace
@@ -40,7 +40,7 @@ def test_random_programs_agree_with_the_evaluator(device: str) -> None:
 def pulled(fn: Function) -> Function:
     def run(*xs: Any) -> Sequence[Any]:
         outs, pull = vj.vjp(fn, *xs)
-        return pull([jnp.ones_like(out) for out in outs])
+        return pull(tree.map(jnp.ones_like, outs))
 
     return run
 
