@@ -30,6 +30,9 @@ class Ref(Cell):
     stays; what they name outside the array is dropped. The dtype of a value must be one that the
     array holds.
 
+    A jitted function that writes a Ref takes over the memory of its contents: arrays that were read
+    as a whole before, or given as first contents, are gone then, as after donation.
+
     Args:
         value: the first contents; an array, or anything ``vkjit.numpy.asarray`` takes.
     """
