@@ -15,7 +15,6 @@ from vkjit.control.scan_jvp import derivative
 from vkjit.control.scan_prune import lifted, pruned, unchanged
 from vkjit.control.scan_split import split
 from vkjit.control.scan_transpose import apart, known_carries, transposed
-from vkjit.dtypes import x64_enabled
 from vkjit.errors import DTypeError, ShapeError
 from vkjit.ir.avals import Aval
 from vkjit.ir.control import Scan as Form
@@ -106,7 +105,7 @@ class Scan(Primitive):
     ) -> tuple[tuple[Value, ...], tuple[Tangent, ...]]:
         """One scan of values and tangents; only what moves has a tangent."""
         moving = tuple(t is not None for t in tangents)
-        made = derivative(self.control(), moving, wide=x64_enabled())
+        made = derivative(self.control(), moving)
         args = [_tangent(primals[i], tangents[i]) if t else primals[i] for i, t in made.inputs]
         outs = dict(zip(made.outputs, _bound(made.scan, args), strict=True))
         results = range(len(self.body.results))
@@ -144,16 +143,24 @@ class Scan(Primitive):
             found = iter(backward(program, values, cotangents))
             return tuple(next(found) if flag else None for flag in linear)
         live = tuple(ct is not None for ct in cotangents)
-        made = transposed(form, linear, live, wide=x64_enabled())
+        made = transposed(form, linear, live)
         values = made.arguments(form, args, cotangents)
         outs = dict(zip(made.outputs, _bound(made.scan, values), strict=True))
         return tuple(outs.get(i) if flag else None for i, flag in enumerate(linear))
 
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
-        """The batch axis is the first of carries and constants, the second of stacked arrays."""
-        form = self.control()
+        """Batches the loop; what is the same for every example is repeated."""
         size = size_of(args, batched)
-        made = batched_scan(form, tuple(batched), size, wide=x64_enabled())
+        outs, flags = self.batch_some(args, batched)
+        pairs = zip(outs, flags, strict=True)
+        return tuple(out if flag else spread_over(out, size) for out, flag in pairs)
+
+    def batch_some(
+        self, args: Sequence[Value], batched: Sequence[bool]
+    ) -> tuple[tuple[Value, ...], tuple[bool, ...]]:
+        """The batch axis is the first of carries and constants, the second of stacked arrays."""
+        form, size = self.control(), size_of(args, batched)
+        made = batched_scan(form, tuple(batched), size)
         constants, carried, xs = sections(form, list(zip(args, batched, strict=True)))
         values = [
             *[a for a, _ in constants],
@@ -164,15 +171,9 @@ class Scan(Primitive):
             *[_swapped(a) if b else a for a, b in xs],
         ]
         outs = _bound(made.scan, values)
-        last = [
-            out if flag else spread_over(out, size)
-            for out, flag in zip(outs, made.carries, strict=False)
-        ]
-        ys = [
-            _swapped(out) if flag else spread_over(out, size)
-            for out, flag in zip(outs[self.carries :], made.ys, strict=True)
-        ]
-        return (*last, *ys)
+        pairs = zip(outs[self.carries :], made.ys, strict=True)
+        ys = [_swapped(out) if flag else out for out, flag in pairs]
+        return (*outs[: self.carries], *ys), (*made.carries, *made.ys)
 
     def pruned(self, eqn: Eqn, live: Sequence[bool]) -> Eqn:
         """Without carries, outputs and operands that nothing read depends on."""

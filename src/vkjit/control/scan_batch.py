@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import final
 
 from vkjit.control.batched import spread_over
 from vkjit.control.inner import with_axis
+from vkjit.control.remembered import remembered
 from vkjit.control.scan_form import Derived, derive, sections
 from vkjit.ir.control import Scan as Form
 from vkjit.ir.primitive import Value
-from vkjit.passes.batch import batch
+from vkjit.passes.batch import Axis, axis, batch
 
 
 @final
@@ -25,12 +25,15 @@ class Batched:
     ys: tuple[bool, ...]
 
 
-@lru_cache(maxsize=256)
-def batched_scan(form: Form, flags: tuple[bool, ...], size: int, *, wide: bool) -> Batched:
-    """The scan for arguments that have a batch axis of ``size``, or not.
+def batched_scan(form: Form, flags: tuple[bool, ...], size: int) -> Batched:
+    """The scan for arguments that have a batch axis of ``size``, or not."""
+    return _along(form, flags, size, axis())
 
-    ``wide`` says whether 64-bit dtypes are on; the body traced may differ.
-    """
+
+@remembered(lambda made: made.scan.closed)
+def _along(form: Form, flags: tuple[bool, ...], size: int, of: Axis | None) -> Batched:
+    """The scan over a batch along one axis, to which its collectives refer."""
+    del of
     constants, carries, slices = sections(form, flags)
     while True:
         scan, spread = _traced(form, [*constants, *carries, *slices], size)

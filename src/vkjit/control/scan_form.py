@@ -37,6 +37,11 @@ class Derived:
     form: Form
     captured: tuple[Value, ...]
 
+    @property
+    def closed(self) -> bool:
+        """Whether it stands by itself: then it may be used in another trace."""
+        return not self.captured
+
 
 def derive(
     form: Form,

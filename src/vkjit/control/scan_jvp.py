@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import final
 
+from vkjit.control.remembered import remembered
 from vkjit.control.scan_form import Derived, derive, sections
 from vkjit.ir.control import Scan as Form
 from vkjit.ir.primitive import Value
@@ -27,15 +27,9 @@ class Derivative:
     outputs: tuple[Slot, ...]
 
 
-@lru_cache(maxsize=256)
-def derivative(form: Form, moving: tuple[bool, ...], *, wide: bool) -> Derivative:
-    """The derivative for arguments that move or do not; nested scans ask for the same one often.
-
-    Args:
-        form: what to differentiate.
-        moving: which arguments have tangents.
-        wide: whether 64-bit dtypes are on; the body traced may differ.
-    """
+@remembered(lambda made: made.scan.closed)
+def derivative(form: Form, moving: tuple[bool, ...]) -> Derivative:
+    """The derivative for arguments of which those flagged in ``moving`` have tangents."""
     flags = list(moving)
     while True:
         made, after = _traced(form, flags)

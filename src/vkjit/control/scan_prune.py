@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import final
 
+from vkjit.control.remembered import remembered
 from vkjit.control.scan_form import outside, reordered, sections
 from vkjit.ir.control import Scan as Form
 from vkjit.ir.primitive import Kind, Primitive, Remat
@@ -86,7 +86,7 @@ class Lifted:
         return (*made, Eqn(of(self.form), args, eqn.outs, eqn.source, eqn.region))
 
 
-@lru_cache(maxsize=256)
+@remembered()
 def lifted(form: Form, *, narrowed: bool) -> Lifted | None:
     """The loop without what is the same in each turn and better computed before it, or None.
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from typing import assert_never, final
 
+from vkjit.control.remembered import remembered
 from vkjit.control.scan_form import outside, reordered, sections, stacked
 from vkjit.ir.control import Scan as Form
 from vkjit.ir.primitive import Parts, Primitive
@@ -93,7 +93,8 @@ class Split:
         return Parts(tuple(known), (Eqn(of(self.linear), args, outs, eqn.source, eqn.region),))
 
 
-def moving_carries(form: Form, moving: Sequence[bool]) -> tuple[list[bool], list[bool]]:
+@remembered()
+def moving_carries(form: Form, moving: tuple[bool, ...]) -> tuple[list[bool], list[bool]]:
     """Which arguments move, carries that do so in a later turn included; and which results."""
     flags = list(moving)
     params, results = form.body.params, form.body.results
@@ -109,9 +110,9 @@ def moving_carries(form: Form, moving: Sequence[bool]) -> tuple[list[bool], list
         flags[start:stop] = grown
 
 
-@lru_cache(maxsize=256)
+@remembered()
 def split(form: Form, moving: tuple[bool, ...]) -> Split:
-    """The two loops for operands of which some move; nested loops ask for the same ones often."""
+    """The two loops for operands of which some move."""
     flags, results = moving_carries(form, moving)
     known_outs = tuple(i for i, flag in enumerate(results) if not flag)
     linear_outs = tuple(i for i, flag in enumerate(results) if flag)

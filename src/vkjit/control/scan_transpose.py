@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from typing import assert_never, final
 
+from vkjit.control.remembered import remembered
 from vkjit.control.scan_form import Derived, derive, reordered, sections, stacked
 from vkjit.control.scan_split import moving_carries, split
 from vkjit.ir.control import Scan as Form
@@ -86,10 +86,8 @@ class Transposed:
         return values
 
 
-@lru_cache(maxsize=256)
-def transposed(
-    form: Form, linear: tuple[bool, ...], live: tuple[bool, ...], *, wide: bool
-) -> Transposed:
+@remembered(lambda made: made.scan.closed)
+def transposed(form: Form, linear: tuple[bool, ...], live: tuple[bool, ...]) -> Transposed:
     """The transposed loop of one in which every carry is linear.
 
     Args:
@@ -97,7 +95,6 @@ def transposed(
             a carry is known, it does not count.
         linear: which operands are linear.
         live: which results have a cotangent.
-        wide: whether 64-bit dtypes are on; the body traced may differ.
     """
     totals: frozenset[int] = frozenset()
     carries = frozenset(i for i in range(form.carries) if live[i])
