@@ -108,7 +108,7 @@ def test_the_report_names_functions_and_lines() -> None:
     with debug.key_reuse(), pytest.raises(KeyReuseError) as caught:
         vj.jit(twice)(KEY)
     assert str(caught.value).startswith(
-        f"key_reuse: uniform at {__file__}:{first + 1} consumes a random key that uniform at "
+        f"key_reuse: uniform at {__file__}:{first + 1} consumes a random key that normal at "
         f"{__file__}:{first} consumed"
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import final
@@ -14,6 +16,8 @@ from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Array, Value
 from vkjit.runtime.device import DeviceBuffer, Loaded
 from vkjit.trace import Hooks, Traced, aval_of, bind_outs, present_source
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @contextmanager
@@ -45,7 +49,16 @@ def _used(name: str, key: Value) -> None:
     """Notes that the function ``name`` consumes a key."""
     if not modes.keys or name == "fold_in":
         return
-    bind_outs(Consume(Use(name, present_source()), aval_of(key)), key)
+    bind_outs(Consume(Use(_called(name), present_source()), aval_of(key)), key)
+
+
+def _called(name: str) -> str:
+    """The function of this package that the user called."""
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  as in vkjit.trace
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        name = frame.f_code.co_name
+        frame = frame.f_back
+    return name
 
 
 @final
