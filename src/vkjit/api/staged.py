@@ -11,6 +11,7 @@ from vkjit.api.budget import within_budget
 from vkjit.api.costs import CostAnalysis, cost_analysis
 from vkjit.api.flat import flatten_call
 from vkjit.api.memory import MemoryTimeline, memory_timeline
+from vkjit.control.offload import at_home
 from vkjit.dtypes import DType, canonical
 from vkjit.errors import ArgumentError
 from vkjit.ir.avals import Aval, aval
@@ -34,8 +35,9 @@ from vkjit.trace import Traced
 class MemoryReport:
     """Bytes of one call, known before it runs.
 
-    ``peak`` is the sum of the others: nothing else is allocated. ``live_temporaries`` is the
-    largest sum of temporaries alive at once; ``temporaries`` is what their arena takes.
+    ``peak`` is the sum of the others: nothing else is allocated on the device. ``live_temporaries``
+    is the largest sum of temporaries alive at once; ``temporaries`` is what their arena takes.
+    ``host`` bytes of offloaded values come on top, in memory of the host.
     """
 
     inputs: int
@@ -45,6 +47,7 @@ class MemoryReport:
     temporaries: int
     live_temporaries: int
     peak: int
+    host: int = 0
 
     def __str__(self) -> str:
         rows = [(k, getattr(self, k)) for k in self.__dataclass_fields__]
@@ -161,6 +164,7 @@ class Lowered:
             temporaries=self.plan.arena_bytes,
             live_temporaries=self.compiled.arena.live_peak,
             peak=self.plan.peak_bytes,
+            host=self.plan.host_bytes,
         )
 
 
@@ -179,7 +183,10 @@ def lower(
         MemoryBudgetError: no plan was found that fits the budget.
     """
     known: Known = {}
-    program, constants = _read(simplify(traced.program), traced.captured)
+    simple = simplify(traced.program)
+    if target.kind is TargetKind.CPU:
+        simple = at_home(simple)
+    program, constants = _read(simple, traced.captured)
 
     def plan(program: Program) -> Compiled:
         return compile_program(program, target, len(constants), donated, choose, known)

@@ -15,7 +15,8 @@ from typing import ClassVar, final
 
 from vkjit.control.batched import size_of, spread_over
 from vkjit.control.names import named_first
-from vkjit.control.policies import Decision, Policy, parse
+from vkjit.control.offload import Transfer
+from vkjit.control.policies import Decision, Offload, Policy, parse
 from vkjit.control.stage import stage
 from vkjit.errors import ShapeError
 from vkjit.ir.avals import Aval
@@ -294,6 +295,7 @@ class _Split:
         self.fixed = tuple([param for param, _, flag in pairs if not flag])
         self.tangents = tuple([param for param, _, flag in pairs if flag])
         self.moving = set(self.tangents)
+        self.decisions: dict[Eqn, Decision] = {}
         self.known, self.linear = named_first(*separate(body.eqns, self.moving))
 
     def parts(self) -> Parts:
@@ -302,7 +304,7 @@ class _Split:
         still = [(r, out) for r, out in results if r not in self.moving]
         changing = [(r, out) for r, out in results if r in self.moving]
         read = read_from_outside(self.linear, (), self.moving)
-        saved, again = self._residuals(read)
+        saved, again = self._offloaded(*self._residuals(read))
         # Residuals that are results, too, are one variable outside.
         outside: dict[Atom, Var] = {r: out for r, out in reversed(still) if isinstance(r, Var)}
         new = [v for v in saved if v not in self.given and v not in outside]
@@ -324,20 +326,36 @@ class _Split:
         )
         return Parts(known, linear)
 
+    def _decide(self, eqn: Eqn) -> Decision:
+        if eqn not in self.decisions:
+            self.decisions[eqn] = self.prim.saves(eqn)
+        return self.decisions[eqn]
+
+    def _offloaded(self, saved: Sequence[Var], again: Sequence[Eqn]) -> Residuals:
+        """Residuals with those in memory of the host that the policy sends there."""
+        makers = {out: eqn for eqn in self.known for out in eqn.outs}
+        kept: list[Var] = []
+        brought: list[Eqn] = []
+        for var in saved:
+            maker = makers.get(var)
+            if maker is None or not isinstance(self._decide(maker), Offload):
+                kept.append(var)
+                continue
+            there = Var(var.aval)
+            source, region = maker.source, maker.region
+            self.known.append(Eqn(Transfer(away=True), (var,), (there,), source, region))
+            brought.append(Eqn(Transfer(away=False), (there,), (var,), source, region))
+            kept.append(there)
+        return tuple(kept), (*brought, *again)
+
     def _residuals(self, read: Sequence[Var]) -> Residuals:
-        decisions: dict[Eqn, Decision] = {}
-
-        def decide(eqn: Eqn) -> Decision:
-            if eqn not in decisions:
-                decisions[eqn] = self.prim.saves(eqn)
-            return decisions[eqn]
-
+        decide = self._decide
         return chosen(
             self.known,
             self.fixed,
             read,
             saveable=lambda eqn: bool(decide(eqn)),
-            forced=lambda eqn: isinstance(eqn.prim, Name),
+            forced=lambda eqn: isinstance(eqn.prim, Name) or isinstance(decide(eqn), Offload),
         )
 
     def _eqn(

@@ -40,7 +40,7 @@ def to_data(plan: Plan) -> Data:
     steps = [writer.step(step) for step in plan.steps]
     return {
         "name": plan.name,
-        "buffers": [[b.role.value, b.size, b.position, b.donated] for b in plan.buffers],
+        "buffers": [_buffer(b) for b in plan.buffers],
         "steps": steps,
         "barriers": sorted(plan.barriers),
         "peak_bytes": plan.peak_bytes,
@@ -103,6 +103,11 @@ class _Writer:
 
     def block(self, block: Block) -> Data:
         return {"steps": [self.step(s) for s in block.steps], "barriers": sorted(block.barriers)}
+
+
+def _buffer(buffer: PlannedBuffer) -> list[Any]:
+    always = [buffer.role.value, buffer.size, buffer.position, buffer.donated]
+    return [*always, True] if buffer.host else always
 
 
 def _range(place: Range) -> list[Any]:

@@ -80,4 +80,12 @@ class Inline:
     apart: bool = False
 
 
-Control = Scan | While | Branch | Call | Inline
+@final
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The argument, in memory of the host (``away``) or back in that of the device."""
+
+    away: bool
+
+
+Control = Scan | While | Branch | Call | Inline | Transfer

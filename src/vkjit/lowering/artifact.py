@@ -30,13 +30,15 @@ class PlannedBuffer:
     """A buffer of ``size`` bytes.
 
     ``position`` counts inputs, outputs and constants each from 0. An output with ``donated`` takes
-    over the memory of the input at that position instead of being allocated.
+    over the memory of the input at that position instead of being allocated. One of the arena with
+    ``host`` lies in memory of the host, where only copies reach it.
     """
 
     role: Role
     size: int
     position: int = 0
     donated: int | None = None
+    host: bool = False
 
 
 @final
@@ -241,7 +243,7 @@ class Plan:
     Steps may overlap in time unless a barrier stands between them: ``i in barriers`` means that
     every step before ``i`` has finished, and its writes are visible, when step ``i`` starts.
     ``arena_bytes`` is the size of all ARENA buffers; ``peak_bytes`` adds inputs, outputs and
-    constants.
+    constants. What lies in memory of the host is in neither.
     """
 
     name: str
@@ -250,3 +252,8 @@ class Plan:
     barriers: frozenset[int]
     peak_bytes: int
     arena_bytes: int = 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the buffers in memory of the host."""
+        return sum(b.size for b in self.buffers if b.host)

@@ -214,7 +214,10 @@ class Layout:
         """The finished plan and its arena, in buffers of at most ``largest`` bytes unless 0."""
         arrays = self.arrays
         check_written(name, levels, arrays, [*range(self.inputs), *self.kept])
-        space = arena(lives(levels, arrays, self.outside()), largest)
+        live = lives(levels, arrays, self.outside())
+        hosts = arrays.hosts()
+        space = arena([t for t in live if t.array not in hosts], largest)
+        away = arena([t for t in live if t.array in hosts], largest)
         buffers: list[PlannedBuffer] = []
         where: dict[int, Range] = {}
 
@@ -231,13 +234,17 @@ class Layout:
             add(array, Role.CONSTANT, self.constants + position)
         for position, array in enumerate(self.results):
             add(array, Role.OUTPUT, position, self.taken.get(array))
-        for array, offset in space.offsets.items():
-            part, start = divmod(offset, space.limit)
-            where[array] = Range(len(buffers) + part, start, arrays.size(array))
-        for position, nbytes in enumerate(space.buffers()):
-            buffers.append(PlannedBuffer(Role.ARENA, nbytes, position))
+        for found in (space, away):
+            first = len(buffers)
+            for array, offset in found.offsets.items():
+                part, start = divmod(offset, found.limit)
+                where[array] = Range(first + part, start, arrays.size(array))
+            for nbytes in found.buffers():
+                position = sum(b.role is Role.ARENA for b in buffers)
+                host = found is away
+                buffers.append(PlannedBuffer(Role.ARENA, nbytes, position, host=host))
         block = finished(levels, arrays, where)
-        peak = sum(b.size for b in buffers if b.donated is None)
+        peak = sum(b.size for b in buffers if b.donated is None and not b.host)
         made = Plan(name, tuple(buffers), block.steps, block.barriers, peak, space.size)
         return made, space
 

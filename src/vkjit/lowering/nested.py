@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never, final
 
-from vkjit.ir.control import Branch, Call, Scan, While
+from vkjit.ir.control import Branch, Call, Scan, Transfer, While
 from vkjit.lowering.artifact import Move
 from vkjit.lowering.plan.groups import ControlGroup, Group, Partition
 from vkjit.lowering.plan.memory import aligned
@@ -101,6 +101,10 @@ class Nesting:
             case Call():
                 tell = Tell(form.function, tuple(operands), group.types)
                 return [ControlStep(tell, tuple(operands), (), group.origin)]
+            case Transfer(away):
+                if away and self.target.kind is not TargetKind.CPU:
+                    self.arrays.to_host(results[0])
+                return [CopyStep(operands[0], results[0], group.origin, moves=True)]
             case _:
                 assert_never(form)
 

@@ -53,7 +53,8 @@ def _move(move: Move) -> str:
 
 def _buffer(b: PlannedBuffer) -> str:
     taken = f" takes input {b.donated}" if b.donated is not None else ""
-    return f"{b.role.value} {b.position} {b.size} bytes{taken}"
+    place = " of the host" if b.host else ""
+    return f"{b.role.value} {b.position} {b.size} bytes{place}{taken}"
 
 
 def _block(block: Block, number: str, indent: str) -> Iterator[str]:

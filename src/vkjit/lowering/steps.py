@@ -61,11 +61,15 @@ class KernelStep:
 @final
 @dataclass(frozen=True, slots=True)
 class CopyStep:
-    """All bytes of one array into another of its size; nothing where they are one memory."""
+    """All bytes of one array into another of its size; nothing where they are one memory.
+
+    One that ``moves`` them between memories has two.
+    """
 
     source: int
     target: int
     origin: tuple[str, ...] = ()
+    moves: bool = False
     name = "copy"
     copies = True
 
@@ -77,7 +81,7 @@ class CopyStep:
     @property
     def in_place(self) -> Pairs:
         """Source and target may be one memory."""
-        return frozenset({(self.source, self.target)})
+        return frozenset() if self.moves else frozenset({(self.source, self.target)})
 
     def written(self) -> list[int]:
         """The target."""
@@ -207,6 +211,7 @@ class Arrays:
     def __init__(self) -> None:
         self.infos: list[ArrayInfo] = []
         self._parts: dict[int, _Part] = {}
+        self._host: set[int] = set()
         self._known_parts: dict[tuple[int, Part], int] = {}
 
     def add(self, infos: Iterable[ArrayInfo]) -> int:
@@ -242,6 +247,14 @@ class Arrays:
         """Bytes of an array."""
         info = self.infos[array]
         return info.length * memory_type(info.elem).bytes
+
+    def to_host(self, array: int) -> None:
+        """Has ``array`` lie in memory of the host."""
+        self._host.add(array)
+
+    def hosts(self) -> set[int]:
+        """The arrays in memory of the host, those whole that have a part there."""
+        return {self.root(array) for array in self._host}
 
     def put(self, array: int, base: int, offset: int = 0, moves: tuple[Move, ...] = ()) -> None:
         """Has ``array`` lie in ``base``."""

@@ -17,7 +17,7 @@ from typing import Any, final
 
 import numpy as np
 
-from vkjit.ir.control import Branch, Call, Scan, While
+from vkjit.ir.control import Branch, Call, Scan, Transfer, While
 from vkjit.ir.program import Var
 from vkjit.lowering.kernel.specs import KeyRule, Precision, ReduceRule, ScalarFn
 from vkjit.lowering.kernel.types import Number, ScalarType
@@ -264,7 +264,7 @@ class ControlGroup:
     equation; no result is named twice. ``types`` are those of the operands on the host.
     """
 
-    control: Scan | While | Branch | Call
+    control: Scan | While | Branch | Call | Transfer
     inner: tuple[Partition, ...]
     operands: tuple[int, ...]
     results: tuple[int, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 
-from vkjit.ir.control import Branch, Call, Scan, While
+from vkjit.ir.control import Branch, Call, Scan, Transfer, While
 from vkjit.lowering.plan.groups import ControlGroup, Work
 
 
@@ -39,6 +39,8 @@ def _head(group: ControlGroup) -> str:
             return "Branch"
         case Call():
             return "Call"
+        case Transfer(away):
+            return "Transfer[to the host]" if away else "Transfer[to the device]"
         case _:
             assert_never(group.control)
 
@@ -51,7 +53,7 @@ def _names(group: ControlGroup) -> Sequence[str]:
             return ("condition", "body")
         case Branch(branches):
             return [f"branch {n}" for n in range(len(branches))]
-        case Call():
+        case Call() | Transfer():
             return ()
         case _:
             assert_never(group.control)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from vkjit.errors import InternalError
-from vkjit.ir.control import Branch, Call, Control, Inline, Scan, While
+from vkjit.ir.control import Branch, Call, Control, Inline, Scan, Transfer, While
 from vkjit.ir.program import Eqn, Program
 from vkjit.lowering.kernel.views import dense
 from vkjit.lowering.plan.bindings import Bound, Placed, element
@@ -56,7 +56,7 @@ def programs_of(form: Control) -> tuple[Program, ...]:
             return (form.condition, form.body)
         case Branch():
             return form.branches
-        case Call():
+        case Call() | Transfer():
             return ()
         case _:
             assert_never(form)

@@ -50,8 +50,8 @@ _opened: weakref.WeakSet[VulkanDevice] = weakref.WeakSet()
 class VulkanDevice(Device):
     """One physical device with one queue; calls return before the device is done.
 
-    ``lock`` guards recording and submission. ``memory`` holds arrays, ``tables`` what the host
-    writes for each call.
+    ``lock`` guards recording and submission. ``memory`` holds arrays, ``away`` those
+    kept in memory of the host, ``tables`` what the host writes for each call.
     """
 
     def __init__(self, name: str, instance: Instance, physical: Handle) -> None:
@@ -71,6 +71,7 @@ class VulkanDevice(Device):
         self.memory = array_heap(self.logical, known, kind, self.queue.settle)
         self._small = self._small_heap()
         self.tables = Heap(self.logical, known, MemoryKind.TABLE, self.queue.settle)
+        self.away = Heap(self.logical, known, MemoryKind.STAGING, self.queue.settle)
         self._transfers = Transfers(self.logical, known, self.queue, self.lock)
         self.pipelines = Pipelines(self.logical, known)
         # Also when the process ends without closing the device.
@@ -270,7 +271,7 @@ class VulkanDevice(Device):
             self.pipelines.close()
             self.queue.close()
             self._transfers.close()
-            for heap in (self.memory, self._small, self.tables):
+            for heap in (self.memory, self._small, self.tables, self.away):
                 if heap is not None:
                     heap.close()
             self.logical.close()

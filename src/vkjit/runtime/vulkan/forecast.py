@@ -37,7 +37,8 @@ class Forecast:
         self._fresh = [
             b.size
             for b in plan.buffers
-            if b.role is Role.ARENA or (b.role is Role.OUTPUT and b.donated is None)
+            if (b.role is Role.ARENA and not b.host)
+            or (b.role is Role.OUTPUT and b.donated is None)
         ]
         self.fresh = sum(rounded(size) for size in self._fresh)
 

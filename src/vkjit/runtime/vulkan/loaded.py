@@ -75,7 +75,11 @@ class VulkanLoaded(Loaded):
         outputs = [plan.buffers[i] for i in indices(plan, Role.OUTPUT)]
         arenas = [plan.buffers[i] for i in indices(plan, Role.ARENA)]
         self._outputs = [(b.size, b.donated) for b in outputs]
-        self._made = [(b.size, b.donated) for b in (*outputs, *arenas)]
+        heaps = [device.away if b.host else device.memory for b in (*outputs, *arenas)]
+        self._made = [
+            (b.size, b.donated, heap.take)
+            for b, heap in zip((*outputs, *arenas), heaps, strict=True)
+        ]
         first = self._inputs + len(outputs)
         self._arenas = range(first, first + len(arenas))
         self._needed = [plan.buffers[i].size for i in indices(plan, Role.INPUT)]
@@ -225,15 +229,14 @@ class VulkanLoaded(Loaded):
 
     def _allocate(self, spans: list[Span]) -> None:
         """Appends the memory of outputs, arena and constants to that of the inputs."""
-        take = self.device.memory.take
-        for size, source in self._made:
+        for size, source, take in self._made:
             spans.append(take(size) if source is None else spans[source])
         spans += self._constant_spans
 
     def _fresh(self, spans: Sequence[Span]) -> list[Span]:
         """Of the spans that a call has so far, those that it allocated."""
         made = spans[self._inputs : self._inputs + len(self._made)]
-        return [s for s, (_, source) in zip(made, self._made, strict=False) if source is None]
+        return [s for s, (_, source, _) in zip(made, self._made, strict=False) if source is None]
 
     def _check(self, given: Sequence[VulkanBuffer], donated: Collection[int]) -> None:
         """Refuses a wrong number of inputs, short inputs and incomplete donation."""
