@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import functools
 import threading
 import time
@@ -31,6 +32,11 @@ from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Kernel, Value
 from vkjit.lowering.kernel.types import I32, I64, Access, CmpOp
 from vkjit.runtime import get_device
+
+needs_the_main_thread = pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(),
+    reason="signals are raised in the main thread",
+)
 
 COUNT = 16
 SLOT = 4 * COUNT
@@ -284,8 +290,8 @@ def test_a_failed_run_gives_its_memory_back() -> None:
     assert device.memory_stats().live_bytes == before
 
 
+@needs_the_main_thread
 def test_ctrl_c_while_native_code_runs_reaches_the_caller_of_the_run() -> None:
-    _thread = pytest.importorskip("_thread")
     turns = 200
     seen: list[int] = []
 
@@ -302,6 +308,20 @@ def test_ctrl_c_while_native_code_runs_reaches_the_caller_of_the_run() -> None:
     with pytest.raises(KeyboardInterrupt):
         loaded.run(upload("cpu", rows(1)))
     assert 1 < len(seen) < turns
+
+
+@needs_the_main_thread
+def test_ctrl_c_ends_a_while_loop_that_does_not_end() -> None:
+    condition = block(launch(below(5), first(1), first(2)))
+    body = block(launch(plus(0), slot(0), slot(1)))
+    sizes = [(Role.INPUT, 1), (Role.OUTPUT, 1), (Role.ARENA, 2)]
+    steps = (Copy(slot(0), slot(1)), While(condition, first(2), body))
+    loaded = get_device("cpu").load(plan(sizes, *steps))
+    threading.Timer(0.05, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        loaded.run(upload("cpu", np.zeros((1, COUNT), np.int32)))
+    (out,) = loaded.run(upload("cpu", np.full((1, COUNT), 7, np.int32)))
+    np.testing.assert_array_equal(download("cpu", out), np.full((1, COUNT), 7))
 
 
 def test_a_host_call_may_run_the_same_plan_again(name: str) -> None:

@@ -15,9 +15,11 @@ of a loop counts its turns.
 | JUMP   | row            | none                |                           |
 | SWITCH | branches       | index               | { row, 0 } of each branch |
 | CALL   | number         | arguments, callback |                           |
+| AGAIN  | row            | callback            |                           |
 
-The callback of a CALL is the address behind those of the buffers. It takes ``{ number, addresses
-of the arguments }`` and gives 0 to end the run.
+The callback is the address behind those of the buffers. It takes ``{ number, addresses of the
+arguments }`` and gives 0 to end the run. AGAIN jumps, and calls it with the number -1 about ten
+times a second: nobody else could end a while loop that does not end itself.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class Code(IntEnum):
     JUMP = 4
     SWITCH = 5
     CALL = 6
+    AGAIN = 7
 
 
 @final
@@ -68,7 +71,7 @@ class Row:
     @property
     def is_leaf(self) -> bool:
         """Whether it is a leaf of the plan."""
-        return self.code not in (Code.LOOP, Code.END, Code.TEST, Code.JUMP, Code.SWITCH)
+        return isinstance(self.code, str) or self.code in (Code.COPY, Code.CALL)
 
 
 Entry = tuple[int, int]
@@ -86,7 +89,7 @@ class Rows:
         self.cursors: list[Cursor] = []
         self.slots = 3
         """The most addresses of one row, and what a copy needs."""
-        self._callback = len(plan.buffers)
+        self._callback = Range(len(plan.buffers), 0, 0)
         self._calls = 0
         self._name = name
         self._around: list[dict[Cursor, int]] = []  # cursors of the loops around, outermost first
@@ -107,8 +110,7 @@ class Rows:
             case Branch():
                 self._branch(step)
             case HostCall():
-                callback = Range(self._callback, 0, 0)
-                self._row(Code.CALL, self._calls, (*step.arguments, callback))
+                self._row(Code.CALL, self._calls, (*step.arguments, self._callback))
                 self._calls += 1
             case _:
                 assert_never(step)
@@ -146,7 +148,7 @@ class Rows:
         self._block(step.condition)
         test = self._gap()
         self._block(step.body)
-        self.rows.append(Row(Code.JUMP, top))
+        self._row(Code.AGAIN, top, (self._callback,))
         first, used = self._ranges((step.predicate,))
         self.entries.append((step.predicate.size, 0))
         self.rows[test] = Row(Code.TEST, len(self.rows), first, used)

@@ -10,7 +10,7 @@ from typing import Any, final
 
 import numpy as np
 
-from vkjit.lowering.artifact import HostCall
+from vkjit.lowering.artifact import HostCall, Plan, Step, While, blocks, leaves
 from vkjit.runtime.device import HostArray
 
 Run = Callable[[bytes], None]
@@ -28,6 +28,12 @@ class HostCalls:
 
     def __init__(self, calls: Sequence[HostCall]) -> None:
         self._calls = tuple(calls)
+
+    @staticmethod
+    def of(plan: Plan) -> HostCalls | None:
+        """Those of ``plan``; None where nothing in it calls the host or asks it to go on."""
+        calls = [step for step in leaves(plan.steps) if isinstance(step, HostCall)]
+        return HostCalls(calls) if calls or _has_while(plan.steps) else None
 
     def around(self, run: Run) -> Run:
         """``run`` with the address of a callback behind the others.
@@ -64,12 +70,24 @@ class HostCalls:
             yield _ENDS
 
     def _call(self, frame: int) -> None:
-        """Calls the function of ``{ number, addresses }`` with copies of its arguments."""
+        """Calls the function of ``{ number, addresses }`` with copies of its arguments.
+
+        The number -1 asks whether to go on: a signal would have been raised before this.
+        """
         number, table = struct.unpack("qQ", ctypes.string_at(frame, 16))
+        if number < 0:
+            return
         call = self._calls[number]
         count = len(call.arguments)
         addresses = struct.unpack(f"{count}Q", ctypes.string_at(table, 8 * count))
         call.function(*map(_copied, addresses, call.types))
+
+
+def _has_while(steps: Sequence[Step]) -> bool:
+    return any(
+        isinstance(step, While) or any(_has_while(block.steps) for block in blocks(step))
+        for step in steps
+    )
 
 
 @final

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from vkjit.errors import ArgumentError, DeviceError, InternalError
-from vkjit.lowering.artifact import HostCall, Launch, Plan, Role, leaves
+from vkjit.lowering.artifact import Launch, Plan, Role
 from vkjit.lowering.llvm.module import EXPORTS, LIBRARY_SYMBOLS, emit
 from vkjit.lowering.llvm.rows import Rows
 from vkjit.runtime.cache import cache_key, open_cache
@@ -219,8 +219,7 @@ class CpuLoaded(Loaded):
         given = [i for role in Role for i in indices(plan, role)]
         self._order = _reordering([given.index(i) for i in range(len(given))])
         self._pack: Callable[..., bytes] = struct.Struct(f"{len(given)}Q").pack
-        calls = [step for step in leaves(plan.steps) if isinstance(step, HostCall)]
-        self._calls = HostCalls(calls) if calls else None
+        self._calls = HostCalls.of(plan)
         run: Callable[[bytes], None] = _RUN(library.address("run"))
         self._run = self._calls.around(run) if self._calls else run
         self._profile: Callable[[bytes, int], None] = _PROFILE(library.address("profile"))

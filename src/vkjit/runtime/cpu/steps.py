@@ -47,6 +47,10 @@ entry:
   %at = alloca i64, i64 %cursor.count
   %frame = alloca { i64, ptr }
   %clock = alloca i64
+  %rounds = alloca i64
+  %asked = alloca i64
+  store i64 0, ptr %rounds
+  store i64 0, ptr %asked
   %timed = icmp ne ptr %times, null
   br i1 %timed, label %begin, label %row
 begin:
@@ -107,7 +111,7 @@ move:
 
 dispatch:
   %code = ptrtoint ptr %function to i64
-  %launches = icmp ugt i64 %code, 6
+  %launches = icmp ugt i64 %code, 7
   br i1 %launches, label %launch, label %choose
 choose:
   switch i64 %code, label %copy [
@@ -117,6 +121,7 @@ choose:
     i64 4, label %skip
     i64 5, label %switch
     i64 6, label %call
+    i64 7, label %again
   ]
 launch:
   call void @vkjit_par_for(ptr %function, ptr %table, i64 %n)
@@ -207,7 +212,7 @@ turned:
   %turns.at = getelementptr i64, ptr %at, i64 %counter
   %turns = load i64, ptr %turns.at
   %over = icmp eq i64 %turns, 0
-  %again = add i64 %n, 1
+  %back = add i64 %n, 1
   br i1 %over, label %next, label %jump
 
 ; On to the next row if a byte of the predicate is not 0, else to row %n.
@@ -229,6 +234,28 @@ byte:
 skip:
   br label %jump
 
+; To row %n, asking the host ten times a second whether to go on; the clock is read in few rounds.
+again:
+  %round = load i64, ptr %rounds
+  %round.next = add i64 %round, 1
+  store i64 %round.next, ptr %rounds
+  %low = and i64 %round.next, 255
+  %looks = icmp eq i64 %low, 0
+  br i1 %looks, label %late, label %jump
+late:
+  %present = call i64 @now()
+  %before = load i64, ptr %asked
+  %passed = sub i64 %present, %before
+  %due = icmp sgt i64 %passed, 100000000
+  br i1 %due, label %ask, label %jump
+ask:
+  store i64 %present, ptr %asked
+  store i64 -1, ptr %frame
+  %ask.callback = load ptr, ptr %table
+  %may = call i32 %ask.callback(ptr %frame)
+  %ends = icmp eq i32 %may, 0
+  br i1 %ends, label %exit, label %jump
+
 ; To the row of one of %n branches.
 switch:
   %index.at = load ptr, ptr %table
@@ -242,7 +269,8 @@ switch:
   %target = load i64, ptr %branch.at
   br label %jump
 jump:
-  %goto = phi i64 [ %again, %turned ], [ %n, %skip ], [ %target, %switch ]
+  %goto = phi i64 [ %back, %turned ], [ %n, %skip ], [ %target, %switch ], [ %n, %again ],
+                  [ %n, %late ], [ %n, %ask ]
   br label %row
 exit:
   ret void
