@@ -283,13 +283,11 @@ def sweep(options: argparse.Namespace) -> list[Point]:
         return points
     fixed = first["predicted"] - first["temporaries"]
     asked = [fixed + int(first["temporaries"] * part) for part in options.parts]
+    points += [child(sys.executable, options, {**ours, "budget": budget}) for budget in asked]
     if options.smallest:
-        asked.append(
-            child(sys.executable, options, {**ours, "budget": fixed + 1}).get("smallest", 0)
-        )
-    for budget in asked:
-        if budget:
-            points.append(child(sys.executable, options, {**ours, "budget": budget}))
+        refused = child(sys.executable, options, {**ours, "budget": fixed + 1})
+        budget = refused.get("smallest", 0)
+        points.append(child(sys.executable, options, {**ours, "budget": budget}))
     if options.peers_python:
         points += [
             child(options.peers_python, options, {"name": name, "policy": policy})

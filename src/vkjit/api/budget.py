@@ -35,12 +35,10 @@ _ROUNDS = 3
 """How often what was computed again may be evicted again."""
 _CLOSE = 0.01
 """Part of the temporaries that may stay unused below the budget."""
-_LOWER = (0.6, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05)
+_LOWER = (0.5, 0.35, 0.25, 0.18, 0.12, 0.09)
 """Bounds, as parts of the peak without recomputation, on the way to the smallest one."""
 _SHOWN = 12
 """Source lines in the message of an error."""
-_STEP = 0.03
-"""Part of the temporaries by which a smaller budget must be smaller to be worth a search."""
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BINARY = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]?)(i?)b?)\s*", re.IGNORECASE)
@@ -244,18 +242,19 @@ class _Search:
 
     def smallest(self, first: Candidate) -> list[Candidate]:
         """Candidates on the way to the smallest peak that is found; no budget has a say in it."""
-        timeline = self._timeline(first.program)
-        peak = int(timeline.base.max(initial=0))
-        chosen = [evict(timeline, int(peak * part)) for part in _LOWER]
-        least = min(chosen, key=lambda e: (e.outcome.peak, e.outcome.seconds))
-        tried = [first, self._candidate(first, timeline, least)]
-        step = max(int(first.compiled.plan.arena_bytes * _STEP), 1)
-        while True:
-            best = min(tried, key=lambda c: (c.peak, c.seconds))
-            found = self.within(first, best.peak - step)
-            if found is None:
-                return tried
-            tried.append(found)
+        tried = [first]
+        current = first
+        for _ in range(_ROUNDS):
+            timeline = self._timeline(current.program)
+            peak = int(timeline.base.max(initial=0))
+            chosen = [evict(timeline, int(peak * part)) for part in _LOWER]
+            least = min(chosen, key=lambda e: (e.outcome.peak, e.outcome.seconds))
+            made = self._candidate(current, timeline, least)
+            if made.peak >= current.peak:
+                break
+            tried.append(made)
+            current = made
+        return tried
 
     def _timeline(self, program: Program) -> Timeline:
         return Timeline(program, storage(partition(program)), self._rates, self._allowed)

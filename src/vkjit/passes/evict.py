@@ -8,6 +8,7 @@ together. Last, evictions that turned out to be unneeded are taken back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import final
@@ -18,6 +19,8 @@ _TRIED = 6
 """Kinds that are tried at each turn, the most promising ones."""
 _TINY = 1e-12
 _DEARER = 1.01
+_DEEP = 48
+"""Most arrays that are looked at for one to be computed again from: none needs a whole model."""
 
 
 @final
@@ -110,8 +113,10 @@ class _Search:
                 if item.array in self.evicted or item.array in self._useless:
                     continue
                 covered = before[item.late] - before[item.end + 1]
-                if covered:
-                    cost = self._closure(item) / (item.size * covered)
+                if not covered:
+                    continue
+                cost = self._closure(item) / (item.size * covered)
+                if cost < math.inf:
                     scored.append((cost, item.start, item))
             if scored:
                 scored.sort(key=lambda s: s[:2])
@@ -125,6 +130,8 @@ class _Search:
         todo = [item]
         seconds = 0.0
         while todo:
+            if len(seen) > _DEEP:
+                return math.inf
             found = todo.pop()
             if found.array in seen:
                 continue
