@@ -108,12 +108,13 @@ class _Instrument:
         self.noted = _note(target)
         self.table = len(plan.buffers) + 1
         self.room = 0
-        arenas = [i for i, b in enumerate(plan.buffers) if b.role is Role.ARENA]
+        every = [i for i, b in enumerate(plan.buffers) if b.role is Role.ARENA]
+        arenas = [i for i in every if not plan.buffers[i].host]
         self.arena, self.start = len(plan.buffers) + 2, 0
         if len(arenas) == 1:  # the CPU takes one arena
             self.arena = arenas[0]
             self.start = -(-plan.buffers[self.arena].size // SLOT) * SLOT
-        self.arenas = len(arenas)
+        self.arenas = len(every)
         if any(b.donated is not None for b in plan.buffers):
             raise InternalError(f"nans: plan {plan.name} takes over inputs")
 
