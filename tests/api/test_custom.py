@@ -187,7 +187,7 @@ def test_vjp_rule_under_nested_vmap():
 
 
 def test_vjp_nondiff_argument_order():
-    @functools.partial(vj.custom_vjp, nondiff_argnums=(1, 3))
+    @functools.partial(vj.custom_vjp, nondiff_argnums=1, nondiff_argnames="n")
     def f(x: Any, name: Any, y: Any, n: Any = 4) -> Any:
         return x * y
 
@@ -313,6 +313,11 @@ def test_calls_that_cannot_be_are_named():
         vj.jit(lambda x: f("name"))(1.0)
 
 
+def test_names_of_arguments_must_exist():
+    with pytest.raises(ArgumentError, match=r"nondiff_argnames 'z', expected one of \['x'\]"):
+        vj.custom_jvp(lambda x: x, nondiff_argnames=("z",))
+
+
 def test_methods_have_rules():
     class Layer:
         scale = 3.0
@@ -359,7 +364,15 @@ def test_rules_inside_a_scan():
             x = jnp.sin(x) * ys[i] + jnp.log1p(jnp.exp(x))
         return x
 
-    got, want = (vj.value_and_grad(f, (0, 1))(np.float32(0.3), X) for f in (total, unrolled))
-    close(got[0], want[0])
-    close(got[1][0], want[1][0])
-    close(got[1][1], want[1][1])
+    both = vj.value_and_grad(total, (0, 1))
+    want = vj.value_and_grad(unrolled, (0, 1))(np.float32(0.3), X)
+    rows = np.stack([X, X + 1])
+    many = vj.vmap(both, in_axes=(None, 0))
+    for got in (both(np.float32(0.3), X), vj.jit(both)(np.float32(0.3), X)):
+        close(got[0], want[0])
+        close(got[1][0], want[1][0])
+        close(got[1][1], want[1][1])
+    for got in (many(np.float32(0.3), rows), vj.jit(many)(np.float32(0.3), rows)):
+        close(got[1][1][0], want[1][1])
+    second = vj.jit(vj.grad(lambda x: vj.grad(total)(x, X)))(np.float32(0.3))
+    close(second, vj.grad(lambda x: vj.grad(unrolled)(x, X))(np.float32(0.3)))

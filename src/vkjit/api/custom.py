@@ -104,11 +104,9 @@ class _Call:
 class Custom(ABC):
     """A function with a rule; call it like the function itself."""
 
-    def __init__(self, fn: Function, nondiff_argnums: int | Sequence[int]) -> None:
+    def __init__(self, fn: Function, nondiff_argnums: tuple[int, ...]) -> None:
         self.fn = fn
-        self.nondiff_argnums = (
-            (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
-        )
+        self.nondiff_argnums = nondiff_argnums
         update_wrapper(self, fn)
 
     @property
@@ -181,7 +179,7 @@ class Custom(ABC):
 class CustomJvp(Custom):
     """A function with a forward derivative; see ``custom_jvp``."""
 
-    def __init__(self, fn: Function, nondiff_argnums: int | Sequence[int]) -> None:
+    def __init__(self, fn: Function, nondiff_argnums: tuple[int, ...]) -> None:
         super().__init__(fn, nondiff_argnums)
         self.rule: Function | None = None
 
@@ -279,7 +277,7 @@ class CustomVjp(Custom):
 
     _definer = "defvjp"
 
-    def __init__(self, fn: Function, nondiff_argnums: int | Sequence[int]) -> None:
+    def __init__(self, fn: Function, nondiff_argnums: tuple[int, ...]) -> None:
         super().__init__(fn, nondiff_argnums)
         self.rules: tuple[Function, Function] | None = None
 
@@ -383,7 +381,11 @@ class CustomVjp(Custom):
         }
 
 
-def custom_jvp(fun: Function, nondiff_argnums: int | Sequence[int] = ()) -> CustomJvp:
+def custom_jvp(
+    fun: Function,
+    nondiff_argnums: int | Sequence[int] = (),
+    nondiff_argnames: str | Sequence[str] = (),
+) -> CustomJvp:
     """``fun`` with a forward derivative of your own; reverse mode transposes it.
 
     Set it with ``defjvp`` or ``defjvps``. Names and order of arguments are JAX's::
@@ -401,14 +403,19 @@ def custom_jvp(fun: Function, nondiff_argnums: int | Sequence[int] = ()) -> Cust
         fun: of pytrees of arrays, given by position or by name.
         nondiff_argnums: positions of arguments that the rule takes first and that have no
             tangents: functions, numbers, or arrays that do not move.
+        nondiff_argnames: names of further ones.
 
     Raises:
         TracerError: where it is differentiated with respect to a value that it closes over.
     """
-    return CustomJvp(fun, nondiff_argnums)
+    return CustomJvp(fun, _fixed("custom_jvp", fun, nondiff_argnums, nondiff_argnames))
 
 
-def custom_vjp(fun: Function, nondiff_argnums: int | Sequence[int] = ()) -> CustomVjp:
+def custom_vjp(
+    fun: Function,
+    nondiff_argnums: int | Sequence[int] = (),
+    nondiff_argnames: str | Sequence[str] = (),
+) -> CustomVjp:
     """``fun`` with a backward derivative of your own; set it with ``defvjp(fwd, bwd)``.
 
     Names and order of arguments are JAX's::
@@ -423,12 +430,33 @@ def custom_vjp(fun: Function, nondiff_argnums: int | Sequence[int] = ()) -> Cust
         fun: of pytrees of arrays, given by position or by name.
         nondiff_argnums: positions of arguments that ``bwd`` takes first and that have no
             cotangents: functions, numbers, or arrays that do not move.
+        nondiff_argnames: names of further ones.
 
     Raises:
         TracerError: where it is differentiated with respect to a value that it closes over.
         MissingRuleError: where it is differentiated in forward mode.
     """
-    return CustomVjp(fun, nondiff_argnums)
+    return CustomVjp(fun, _fixed("custom_vjp", fun, nondiff_argnums, nondiff_argnames))
+
+
+def _fixed(
+    what: str, fn: Function, numbers: int | Sequence[int], names: str | Sequence[str]
+) -> tuple[int, ...]:
+    """Positions of the arguments that are not differentiated, those given by name included.
+
+    Raises:
+        ArgumentError: ``fn`` has no argument of that name.
+    """
+    found = [numbers] if isinstance(numbers, int) else list(numbers)
+    wanted = [names] if isinstance(names, str) else list(names)
+    known = list(inspect.signature(fn).parameters) if wanted else []
+    for name in wanted:
+        if name not in known:
+            raise ArgumentError(
+                f"{what} {name_of(fn)}: nondiff_argnames {name!r}, expected one of {known}"
+            )
+        found.append(known.index(name))
+    return tuple(dict.fromkeys(found))
 
 
 def _moves(of: Aval) -> bool:
