@@ -101,6 +101,12 @@ def test_static_integers_follow_the_mode_that_is_named() -> None:
     assert both.tolist() == [[0, 0, 1], [0, 0, 1]]
 
 
+def test_static_indices_that_clip_to_one_position() -> None:
+    x = jnp.zeros(2)
+    assert x.at[np.array([1, 5])].set(np.array([3.0, 4.0]), mode="clip").tolist() == [0, 4]
+    assert x.at[np.array([1, 5])].max(np.array([4.0, 3.0]), mode="clip").tolist() == [0, 4]
+
+
 def test_unknown_modes_are_refused() -> None:
     x = jnp.asarray(X)
     with pytest.raises(ArgumentError, match=r"at.set: mode 'wrap', expected one of clip, fill"):

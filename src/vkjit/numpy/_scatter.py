@@ -135,7 +135,7 @@ def update(  # noqa: PLR0913  what, where, with what, how, and two promises
         changed = logical.select(_written(where, aval_of(rows).shape, at.axis), one, rows)
         return _pasted(x, steps, _apart(changed, aval_of(region).shape, at))
     updates = _unplaced(values, steps, at, aval_of(rows).shape)
-    known = unique or _is_unique(steps, at)
+    known = unique or _is_unique(steps, at, clips=clips)
     changed = _scattered(rows, where, updates, at.axis, how, unique=known)
     return _pasted(x, steps, _apart(changed, aval_of(region).shape, at))
 
@@ -309,10 +309,12 @@ def _over(mask: Value, shape: Shape, axis: int) -> Value:
     return structural.broadcast(mask, shape, axes)
 
 
-def _is_unique(steps: Sequence[Step], at: Layout) -> bool:
-    """Whether static indices (or a single one) are known not to repeat."""
+def _is_unique(steps: Sequence[Step], at: Layout, *, clips: bool) -> bool:
+    """Whether static indices (or a single one) are known not to repeat, also where they clip."""
     if int(np.prod(at.broadcast, dtype=np.int64)) <= 1:
         return True
+    if clips:
+        return False
     picks = _picks(steps)
     if not all(is_numpy(p) for p in picks) or any((p < 0).any() for p in picks):
         return False
