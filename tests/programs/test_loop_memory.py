@@ -128,3 +128,27 @@ def test_groups_inside_loops_are_tuned_by_how_often_they_run() -> None:
     assert isinstance(choice.group, ContractGroup)
     assert choice.count == 30
     assert asked == [choice.group]
+
+
+def test_a_state_that_a_branch_may_update_stays_in_place(device: str) -> None:
+    """Gradients of the same sizes come first among the operands; the parameters are updated."""
+
+    def step(params: Any, grads: Any, good: Any) -> Any:
+        def update(grads: Any, params: Any) -> Any:
+            return [p - 2 * g for p, g in zip(params, grads, strict=True)]
+
+        def skip(grads: Any, params: Any) -> Any:
+            return params
+
+        return lax.cond(good, update, skip, grads, params)
+
+    params, grads = ([numbers(n + i, ROWS, WIDTH) for i in range(3)] for n in (0, 3))
+    with vj.default_device(device):
+        jitted = vj.jit(step, donate_argnums=0)
+        for good in (True, False):
+            report = jitted.lower(params, grads, good).memory()
+            made = jitted(vj.tree.map(vj.device_put, params), grads, good)
+            assert (report.donated, report.outputs) == (3 * CACHE, 0)
+            assert report.temporaries < CACHE
+            for got, p, g in zip(made, params, grads, strict=True):
+                np.testing.assert_array_equal(np.asarray(got), p - 2 * g * good)

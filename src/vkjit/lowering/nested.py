@@ -186,9 +186,11 @@ class Nesting:
         found: dict[int, int] = {}
         for j in range(c, len(body.results)):
             for i in range(first, len(operands)):
-                slices = body.inputs[i], body.results[j]
+                param, made = body.inputs[i], body.results[j]
                 alone = operands.count(operands[i]) == 1 and i not in found
-                if alone and all(map(self.arrays.is_put, slices)) and handover.has(*slices[::-1]):
+                where_they_are = self.arrays.is_put(param) and self.arrays.is_put(made)
+                updates = handover.updates(made, param) and handover.has(made, param)
+                if alone and where_they_are and updates:
                     found[i] = j
                     break
         return list(found.items())
@@ -286,16 +288,18 @@ class Nesting:
     def both(
         self, inner: Sequence[Inner], handovers: Sequence[Handover], operands: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """Pairs of an operand and a result that may be one memory in every branch."""
+        """Pairs of an operand and a result that may be one memory in every branch.
+
+        Operands that most branches update, or give as they are, come first.
+        """
         index, *given = operands
+        alone = [i for i, a in enumerate(given) if a != index and given.count(a) == 1]
         found: dict[int, int] = {}
         for j in range(len(inner[0].results)):
-            for i, operand in enumerate(given):
-                alone = operand != index and given.count(operand) == 1 and i not in found
-                if alone and all(
-                    handover.take(part.results[j], part.inputs[i])
-                    for part, handover in zip(inner, handovers, strict=True)
-                ):
+            blocks = [(h, p.results[j], p.inputs) for h, p in zip(handovers, inner, strict=True)]
+            often = {i: sum(h.updates(made, its[i]) for h, made, its in blocks) for i in alone}
+            for i in sorted([i for i in alone if often[i]], key=lambda i: -often[i]):
+                if i not in found and all(h.take(made, its[i]) for h, made, its in blocks):
                     found[i] = j
                     break
         return list(found.items())

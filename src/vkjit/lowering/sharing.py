@@ -131,7 +131,7 @@ class Handover:
         result, other = self._arrays.memory(result), self._arrays.memory(other)
         writers = self._order.writers(result)
         shared = set(writers) & set(self._order.users(other))
-        return not shared or (shared == {writers[0]} and other in self.updated(result))
+        return not shared or (shared == {writers[0]} and self.updates(result, other))
 
     def updated(self, result: int) -> set[int]:
         """What the first step that writes ``result`` may update in place to make it."""
@@ -140,6 +140,10 @@ class Handover:
         first = self._order.writers(result)[:1]
         pairs = [(memory(a), memory(b)) for w in first for a, b in self._steps[w].in_place]
         return {a for a, b in pairs if b == result}
+
+    def updates(self, result: int, other: int) -> bool:
+        """Whether the first step that writes ``result`` may update ``other`` to make it."""
+        return self._arrays.memory(other) in self.updated(result)
 
     def steps(self) -> list[AnyStep]:
         """The steps in an order that allows what was taken."""
