@@ -181,12 +181,14 @@ class _Report:
         eqn, of = self.eqn, self.eqn.outs[self.position].aval
         count = fine.size - int(np.count_nonzero(fine))
         lines = [
-            f"{self.watch.value}: {prim_text(eqn)} gave {result[index]} at {list(index)} of {of} "
+            f"{self.watch.value}: {prim_text(Eqn(eqn.prim, (), ()))} gave {result[index]} at {list(index)} of {of} "
             f"({count} of {fine.size} elements)"
         ]
         if eqn.source is not None:
-            way = "backward: in the cotangent of" if eqn.source.backward else "forward:"
-            lines.append(f"  {way} the line {eqn.source}")
+            way = "forward, computed again: " if eqn.region else "forward: "
+            if eqn.source.backward:
+                way = "backward: in the cotangent of "
+            lines.append(f"  {way}the line {eqn.source}")
         lines += [f"  {loop}" for loop in reversed(self.loops)]
         values = iter(operands)
         shown = [a.value if isinstance(a, Literal) else next(values) for a in eqn.args]
