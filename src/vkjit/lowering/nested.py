@@ -33,6 +33,7 @@ from vkjit.lowering.target import Target, TargetKind
 from vkjit.lowering.templates.context import memory_type
 
 _MANY_TURNS = 4
+"""Turns whose barriers cost more than two copies."""
 
 KernelsOf = Callable[[Group, int, int], Sequence[KernelStep]]
 """Steps of a group whose array 0 has the given number, and which runs so many times."""
