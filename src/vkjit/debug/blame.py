@@ -180,8 +180,9 @@ class _Report:
         """The message."""
         eqn, of = self.eqn, self.eqn.outs[self.position].aval
         count = fine.size - int(np.count_nonzero(fine))
+        name = prim_text(Eqn(eqn.prim, (), ()))  # without the number of its region
         lines = [
-            f"{self.watch.value}: {prim_text(Eqn(eqn.prim, (), ()))} gave {result[index]} at {list(index)} of {of} "
+            f"{self.watch.value}: {name} gave {result[index]} at {list(index)} of {of} "
             f"({count} of {fine.size} elements)"
         ]
         if eqn.source is not None:
