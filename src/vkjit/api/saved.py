@@ -10,6 +10,8 @@ from vkjit import tree
 from vkjit.api.flat import flatten_call, name_of
 from vkjit.api.linearization import separated
 from vkjit.control.checkpoint import Checkpoint
+from vkjit.control.offload import Transfer
+from vkjit.control.policies import Offload
 from vkjit.dtypes import is_float
 from vkjit.ir.avals import Aval
 from vkjit.ir.program import Atom, Eqn, Program, Var
@@ -114,6 +116,8 @@ def _maker(
     eqn = next((e for e in program.eqns if var in e.outs), None)
     if eqn is None:
         return None, around
+    if isinstance(eqn.prim, Transfer) and isinstance(eqn.args[0], Var):
+        return _maker(eqn.args[0], program, around)
     bodies = eqn.prim.programs()
     if len(bodies) != 1 or len(bodies[0].results) != len(eqn.outs):
         return eqn, around
@@ -129,6 +133,9 @@ def _reason(eqn: Eqn, checkpoint: Checkpoint | None) -> str:
         return f"{what}, which is never repeated"
     if checkpoint is None:
         return what
-    if checkpoint.saves(eqn):
+    decision = checkpoint.saves(eqn)
+    if isinstance(decision, Offload):
+        return f"{what}, in memory of the host by {checkpoint.policy}"
+    if decision:
         return f"{what}, saved by {checkpoint.policy}"
     return f"{what}, result of a checkpoint"
