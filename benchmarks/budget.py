@@ -286,8 +286,9 @@ def sweep(options: argparse.Namespace) -> list[Point]:
     points += [child(sys.executable, options, {**ours, "budget": budget}) for budget in asked]
     if options.smallest:
         refused = child(sys.executable, options, {**ours, "budget": fixed + 1})
-        budget = refused.get("smallest", 0)
-        points.append(child(sys.executable, options, {**ours, "budget": budget}))
+        if "smallest" in refused:
+            request = {**ours, "budget": refused["smallest"]}
+            points.append(child(sys.executable, options, request))
     if options.peers_python:
         points += [
             child(options.peers_python, options, {"name": name, "policy": policy})

@@ -33,7 +33,7 @@ _PLANS = 5
 """Plans that are made for one timeline."""
 _ROUNDS = 3
 """How often what was computed again may be evicted again."""
-_CLOSE = 0.01
+_CLOSE = 0.02
 """Part of the temporaries that may stay unused below the budget."""
 _LOWER = (0.5, 0.35, 0.25, 0.18, 0.12, 0.09)
 """Bounds, as parts of the peak without recomputation, on the way to the smallest one."""
@@ -220,7 +220,7 @@ class _Search:
         seen: set[frozenset[int]] = set()
         slack = max(int(start.compiled.plan.arena_bytes * _CLOSE), 1)
         peak = int(timeline.base.max(initial=0))
-        bound, too_high = peak - (start.peak - budget), peak
+        bound, too_high = peak - (start.peak - budget) - slack // 2, peak
         for _ in range(_PLANS):
             chosen = evict(timeline, max(bound, 0))
             if chosen.arrays in seen:
