@@ -422,3 +422,27 @@ def test_python_loops_may_call_jitted_loops() -> None:
     for _ in range(3):
         x = step(x)
     assert int(x) == 9
+
+
+def test_costly_work_on_constants_is_done_before_the_loop() -> None:
+    def fn(w: Any, x: Any, n: Any) -> Any:
+        return lax.fori_loop(0, n, lambda i, y: jnp.tanh(y + jnp.sum(w @ w)), x)
+
+    w = np.full((3, 3), 0.1, np.float32)
+    lowered = vj.jit(fn).lower(w, np.float32(0), 3)
+    loop = next(e for e in lowered.program.eqns if e.prim.name == "while")
+    assert "dot_general" not in primitives(loop.prim.programs()[1])
+    assert "dot_general" in primitives(lowered.program)
+    for n in (0, 3):
+        np.testing.assert_allclose(
+            vj.jit(fn)(w, np.float32(0.5), n), fn(w, np.float32(0.5), n), 1e-6
+        )
+
+
+def test_carries_that_a_derivative_passes_through_are_no_results_of_the_loop() -> None:
+    def fn(x: Any, n: Any) -> Any:
+        return lax.fori_loop(0, n, lambda i, c: (c[0], c[1] * x), (x, x))
+
+    text = vj.jit(lambda x, n: vj.jvp(lambda x: fn(x, n), (x,), (x,))).lower(1.5, 3).as_text()
+    (line,) = [line for line in text.splitlines() if "= while" in line]
+    assert line.count(": ") == 3, "a counter, a value and its tangent"

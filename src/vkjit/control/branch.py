@@ -22,6 +22,7 @@ from vkjit.control.inner import (
     present,
     reads,
     same_type,
+    sources,
     types,
     where_each,
     with_params,
@@ -192,6 +193,19 @@ class Cond(Primitive):
         short = [with_params(branch, parted(branch.params, used)[1]) for branch in branches]
         outs = tuple(eqn.outs[i] for i in keep)
         return Eqn(Cond(tuple(short)), (eqn.args[0], *args), outs, eqn.source, eqn.region)
+
+    def forwarded(self, eqn: Eqn) -> dict[int, Atom]:
+        """Results that every branch passes through."""
+        found: dict[int, Atom] = {}
+        columns = zip(*[sources(branch) for branch in self.branches], strict=True)
+        for i, column in enumerate(columns):
+            first = column[0]
+            if first is None or len(set(column)) > 1:
+                continue
+            given = eqn.args[1 + first]
+            if given.aval is eqn.outs[i].aval:
+                found[i] = given
+        return found
 
     def control(self) -> control.Branch:
         """A choice."""

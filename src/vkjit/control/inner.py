@@ -165,6 +165,12 @@ def with_params(program: Program, params: Sequence[Var]) -> Program:
     return Program(tuple(params), program.eqns, program.results, program.name)
 
 
+def sources(program: Program) -> list[int | None]:
+    """For each result, the position of the parameter that it is."""
+    positions = {p: i for i, p in enumerate(program.params)}
+    return [positions.get(r) if isinstance(r, Var) else None for r in program.results]
+
+
 def spread_of(program: Program, avals: Sequence[Aval], batched: Sequence[bool]) -> list[bool]:
     """Which results of a program over a batch have the batch axis.
 

@@ -22,6 +22,7 @@ from vkjit.control.inner import (
     where_each,
     with_axis,
 )
+from vkjit.control.scan_prune import lifted
 from vkjit.control.stage import stage
 from vkjit.errors import ArgumentError, DTypeError, ShapeError
 from vkjit.ir import control
@@ -194,6 +195,32 @@ class While(Primitive):
         looped = self._without(left_out, body.eqns)
         outs = parted(eqn.outs, keep)[1]
         return Eqn(looped, tuple(parted(eqn.args, used)[1]), tuple(outs), eqn.source, eqn.region)
+
+    def forwarded(self, eqn: Eqn) -> dict[int, Atom]:
+        """Carries that the body passes through."""
+        params, carries = self.body.params[self.body_constants :], self._parted(eqn.args)[2]
+        rows = enumerate(zip(self.body.results, params, carries, eqn.outs, strict=True))
+        return {
+            i: given
+            for i, (result, param, given, out) in rows
+            if result is param and given.aval is out.aval
+        }
+
+    def lifted(self, eqn: Eqn) -> tuple[Eqn, ...]:
+        """Before the loop: costly work of the body on constants, as a scan of it would have it."""
+        turn = control.Scan(self.body, 1, self.body_constants, len(eqn.outs))
+        found = lifted(turn, narrowed=True)
+        if found is None:
+            return (eqn,)
+        tests = self.condition_constants
+
+        def loop(form: control.Scan) -> While:
+            return While(self.condition, form.body, tests, form.constants, source=self.source)
+
+        inner = Eqn(self, eqn.args[tests:], eqn.outs, eqn.source, eqn.region)
+        *before, last = found.equations(inner, loop)
+        args = (*eqn.args[:tests], *last.args)
+        return (*before, Eqn(last.prim, args, eqn.outs, eqn.source, eqn.region))
 
     def transpose(
         self, cotangents: Sequence[Tangent], args: Sequence[Value | Linear]

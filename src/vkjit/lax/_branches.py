@@ -11,13 +11,13 @@ import numpy as np
 from vkjit import dtypes, tree
 from vkjit.control.branch import Cond
 from vkjit.control.cells import Cell, contents_of, put_all, threaded
-from vkjit.control.inner import parted, reads, with_params, with_results
+from vkjit.control.inner import parted, reads, sources, with_params, with_results
 from vkjit.control.loop import While
 from vkjit.control.stage import Staged, stage_together
 from vkjit.errors import ArgumentError, DTypeError, ShapeError, TracerError
 from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
-from vkjit.ir.program import Program, Var
+from vkjit.ir.program import Program
 from vkjit.lax._control import scan
 from vkjit.lax._functions import Flat, require_equal, require_functions, shown
 from vkjit.numpy import add, asarray, astype
@@ -260,19 +260,13 @@ def _choose(
 
 def _chosen(programs: Sequence[Program], number: Value, given: Sequence[Value]) -> list[Value]:
     """Binds the choice; what every branch passes through does not take part."""
-    columns = zip(*[_sources(p) for p in programs], strict=True)
+    columns = zip(*[sources(p) for p in programs], strict=True)
     ahead = [column[0] if len(set(column)) == 1 else None for column in columns]
     kept = [source is None for source in ahead]
     branches = [with_results(p, parted(p.results, kept)[1]) for p in programs]
     acts = any(eqn.prim.acts() for branch in branches for eqn in branch.eqns)
     made = iter(bind_outs(Cond(tuple(branches)), number, *given) if any(kept) or acts else ())
     return [next(made) if source is None else asarray(given[source]) for source in ahead]
-
-
-def _sources(program: Program) -> list[int | None]:
-    """For each result, the position of the parameter that it is."""
-    positions = {p: i for i, p in enumerate(program.params)}
-    return [positions.get(r) if isinstance(r, Var) else None for r in program.results]
 
 
 def _staged(flats: Sequence[Flat], leaves: Sequence[Value]) -> Staged:
