@@ -12,6 +12,7 @@ import pytest
 import vkjit as vj
 from vkjit import numpy as vnp
 from vkjit.errors import ArgumentError
+from vkjit.ir.text import text
 from vkjit.lowering.artifact import Role
 from vkjit.lowering.target import MINIMAL_GPU, TargetKind
 
@@ -95,7 +96,7 @@ def test_spirv_has_names_and_lines(lowered: Any) -> None:
 
 
 def test_operations_on_trees_keep_the_users_line() -> None:
-    program = vj.jit(vj.lax.stop_gradient).lower({"x": X}).as_text()
+    program = text(vj.make_ir(vj.lax.stop_gradient)({"x": X}), lines=True)
     lines = [line for line in program.splitlines() if "stop_gradient %" in line]
     assert len(lines) == 1
     assert "optree" not in lines[0]
