@@ -52,7 +52,8 @@ def scan(  # noqa: PLR0913  jax.lax's signature
 
         chunk: turns of an inner loop that is a checkpoint: the backward pass keeps the carries
             before each chunk, and what the turns of one chunk need at a time. Its memory grows with
-            length / chunk + chunk instead of length, for a second computation of each turn.
+            length / chunk + chunk instead of length, for a second computation of each turn. Where
+            it does not divide the length, the slices of whole chunks are copied.
 
     Returns:
         the last carry, and ``ys``, each leaf with a leading axis of the loop's length.
