@@ -145,7 +145,6 @@ def test_checker_looks_inside() -> None:
 
 def gru(w: Any, h: Any, xs: Any) -> Any:
     """The last hidden state (N, H) for inputs (T, N, H)."""
-
     return lax.scan(lambda h, x: (gru_step(w, h, x), None), h, xs)[0]
 
 
