@@ -199,10 +199,10 @@ class Cond(Primitive):
         found: dict[int, Atom] = {}
         columns = zip(*[sources(branch) for branch in self.branches], strict=True)
         for i, column in enumerate(columns):
-            first = column[0]
+            first: int | None = column[0]
             if first is None or len(set(column)) > 1:
                 continue
-            given = eqn.args[1 + first]
+            given: Atom = eqn.args[1 + first]
             if given.aval is eqn.outs[i].aval:
                 found[i] = given
         return found
