@@ -30,7 +30,7 @@ from vkjit.errors import DeviceError
 from vkjit.lowering.artifact import Copy, Launch, Loop, Plan, Range
 from vkjit.lowering.target import Addressing
 
-LENGTHS = (0, 1, 2, 3, 20, 31, 64, 65, 129, 500)
+LENGTHS = (0, 1, 2, 31, 64, 129)
 
 
 def stacked(length: int, *, reverse: bool = False) -> Plan:
@@ -59,7 +59,7 @@ def test_carries_and_stacks(vulkan, length: int):
     check(vulkan, stacked(length))
 
 
-@pytest.mark.parametrize("length", [1, 31, 200])
+@pytest.mark.parametrize("length", [1, 99])
 def test_reversed_stacks(vulkan, length: int):
     check(vulkan, stacked(length, reverse=True))
 
@@ -78,9 +78,7 @@ def nested(outer: int, inner: int) -> Plan:
     return plan_of(outer * inner, outer, 3, Launch(clear(), (total,)), loop(outer, *body))
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner"), [(1, 1), (3, 5), (5, 100), (100, 3), (70, 70), (41, 67)]
-)
+@pytest.mark.parametrize(("outer", "inner"), [(1, 1), (3, 5), (5, 100), (40, 3), (41, 67)])
 def test_nested_loops_move_with_both(vulkan, outer: int, inner: int):
     plan = nested(outer, inner)
     x = start(plan)
@@ -101,15 +99,13 @@ def by_numpy(x: np.ndarray, outer: int, inner: int) -> np.ndarray:
 
 def test_three_loops_and_siblings(vulkan):
     count = at(2, 0)
-    deep = loop(
-        70, loop(3, loop(40, Launch(increment(), (count,)))), Launch(increment(5), (count,))
-    )
+    deep = loop(5, loop(3, loop(70, Launch(increment(), (count,)))), Launch(increment(5), (count,)))
     side = loop(90, Launch(increment(7), (count,)))
     plan = plan_of(
-        1, 1, 1, Launch(clear(), (count,)), deep, loop(80, side, side), Copy(count, at(1))
+        1, 1, 1, Launch(clear(), (count,)), deep, loop(20, side, side), Copy(count, at(1))
     )
     found = run(vulkan, plan, start(plan))
-    wanted = 70 * (3 * 40 + 5) + 80 * 2 * 90 * 7
+    wanted = 5 * (3 * 70 + 5) + 20 * 2 * 90 * 7
     np.testing.assert_array_equal(found, np.full(COUNT, wanted, np.int32))
 
 
@@ -132,7 +128,7 @@ def test_bodies_that_do_nothing(vulkan):
 def test_many_turns(vulkan):
     """Three ways: one step, several steps, and a loop around; no table grows with the turns."""
     described = vulkan.target.addressing is Addressing.DESCRIPTOR
-    turns = 5_000 if described else 100_000
+    turns = 3_000 if described else 100_000
     count = at(1)
     plan = plan_of(1, 1, 1, Launch(clear(), (count,)), loop(turns, Launch(increment(), (count,))))
     live = vulkan.tables.live
@@ -149,7 +145,7 @@ def test_bytes_that_are_aligned_to_nothing(vulkan):
     check(vulkan, plan)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_loops(vulkan, seed: int):
     check(vulkan, Maker(np.random.default_rng(seed), host=False).plan(), seed)
 
@@ -191,7 +187,7 @@ def test_calls_do_not_wait(vulkan, monkeypatch: pytest.MonkeyPatch):
         pytest.skip("long loops are driven with descriptors")
     plan = stacked(65)
     loaded = vulkan.load(plan)
-    inputs = [start(plan, seed) for seed in range(20)]
+    inputs = [start(plan, seed) for seed in range(12)]
     uploaded = [vulkan.upload(x) for x in inputs]
     outputs = [loaded.run([x])[0] for x in uploaded]
     assert len(loaded._ring) <= 8
@@ -201,12 +197,12 @@ def test_calls_do_not_wait(vulkan, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_times_of_leaves_add_up(vulkan):
-    plan = nested(70, 70)
+    plan = nested(10, 70)
     loaded = vulkan.load(plan)
     x = vulkan.upload(start(plan))
     loaded.timed([x])
     _, times = loaded.timed([x])
-    assert [time.runs for time in times] == [1, 70, 70, 70 * 70, 70]
+    assert [time.runs for time in times] == [1, 10, 10, 700, 10]
     assert all(time.seconds > 0 for time in times)
     assert times[3].seconds > 5 * max(time.seconds for time in times[:3])
 
