@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import vkjit.numpy as jnp
-from vkjit import lax, nn, random
+from vkjit import checkpoint, lax, nn, random
 from vkjit.errors import ArgumentError
 from vkjit_models.common.gguf import LlamaHyper
 
@@ -47,11 +47,13 @@ class LlamaSpec:
         hyper: Sizes and constants of the base model.
         lora_scale: Factor on every adapter's product.
         lora_dropout: Share of an adapter's inputs that is zeroed where a key is given.
+        recompute: Whether derivatives keep each block's input alone and compute the rest again.
     """
 
     hyper: LlamaHyper
     lora_scale: float = 1.0
     lora_dropout: float = 0.0
+    recompute: bool = False
 
 
 class Inputs(NamedTuple):
@@ -120,12 +122,18 @@ def hidden_states(
     rotation = _rotation(hyper, inputs)
     mask = _segment_mask(inputs.segments)
     x = jnp.take(params[f"{EMBEDDING}.weight"], inputs.tokens, axis=0)  # [B,T,d]
-    for layer in range(hyper.layers):
+
+    def block(x: Any, layer: int) -> Any:
         prefix = f"model.layers.{layer}"
         h = _norm(hyper, params, f"{prefix}.input_layernorm", x)  # [B,T,d]
         x = x + _attention(hyper, layers, f"{prefix}.self_attn", h, (rotation, mask))
         h = _norm(hyper, params, f"{prefix}.post_attention_layernorm", x)  # [B,T,d]
-        x = x + _mlp(layers, f"{prefix}.mlp", h)
+        return x + _mlp(layers, f"{prefix}.mlp", h)
+
+    if spec.recompute:
+        block = checkpoint(block, static_argnums=1)
+    for layer in range(hyper.layers):
+        x = block(x, layer)
     return _norm(hyper, params, FINAL_NORM, x)  # [B,T,d]
 
 

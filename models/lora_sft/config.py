@@ -105,6 +105,8 @@ class TrainSection(_Section):
     """Windows that are computed at once."""
     accumulation: int = Field(default=1, ge=1)
     """Micro-batches whose gradients are summed before a step."""
+    recompute: bool = False
+    """Whether gradients keep each block's input alone and compute the rest again: less memory."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     eval_every: int = Field(default=0, ge=0)
     """Steps between evaluations; 0: only before the first step and after the last."""
@@ -153,7 +155,7 @@ class RunConfig(_Section):
         """What decides the numbers of the run: a resumed run must agree in all of it."""
         everything = self.resolved()
         del everything["output"]
-        for key in ("eval_every", "checkpoint_every"):
+        for key in ("eval_every", "checkpoint_every", "recompute"):
             del everything["train"][key]
         return everything
 

@@ -138,7 +138,8 @@ class _Run:
     ) -> None:
         self.plan: LoraPlan = plan_adapters(base.hyper, config.lora.spec)
         self._config, self._base, self._data, self._console = config, base, data, console
-        spec = LlamaSpec(base.hyper, self.plan.spec.scale, self.plan.spec.dropout)
+        lora, train = self.plan.spec, config.train
+        spec = LlamaSpec(base.hyper, lora.scale, lora.dropout, train.recompute)
         self._step = compile_step(spec, base.params, config)
         self._evaluator = Evaluator(spec, base.params)
         self._evaluated: tuple[int, HeldOut] | None = None
