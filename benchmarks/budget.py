@@ -373,6 +373,7 @@ def main(arguments: list[str] | None = None) -> int:
     record = {
         **machine.facts(), "benchmark": "budget", "device": options.device,
         "dtype": options.dtype, "sizes": sizes_of(options), "points": points,
+        "load": os.getloadavg()[0],
     }  # fmt: skip
     if not options.no_record:
         path = machine.ROOT / "benchmarks" / "results" / "budget.jsonl"
