@@ -17,7 +17,7 @@ from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Value
 from vkjit.lax._shape import concatenate, reshape, rev, slice_in_dim
 from vkjit.lax._turns import Turns
-from vkjit.numpy._core import axis_of, cast, lift, operand_aval
+from vkjit.numpy._core import axis_of, cast, is_sequence, lift, operand_aval
 from vkjit.numpy._shape import stack
 from vkjit.passes.batch import batch
 from vkjit.trace import Tracer, aval_of, maker
@@ -134,9 +134,9 @@ class _Loop:
         count = self.carry_tree.num_leaves
         carry = tree.unflatten(self.carry_tree, values[:count])
         with body() as inner:
-            result = self.f(carry, tree.unflatten(self.xs_tree, values[count:]))
+            result: object = self.f(carry, tree.unflatten(self.xs_tree, values[count:]))
         self.written = inner.written
-        if not isinstance(result, tuple) or len(result) != 2:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]  users give it
+        if not is_sequence(result) or len(result) != 2:
             raise ArgumentError(
                 f"scan: {self.name} returned {type(result).__name__}, expected a pair (carry, y)"
             )
