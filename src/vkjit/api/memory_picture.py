@@ -55,12 +55,12 @@ def _stack(axes: Axes, memory: MemoryTimeline) -> None:
     axes.annotate(
         f"{top:.1f} MiB alive, step {step}",
         (step, top),
-        xytext=(6, -4),
+        xytext=(0, 4),
         textcoords="offset points",
-        va="top",
+        ha="center",
         fontsize=9,
     )
-    axes.set_ylim(0, top * 1.05 or 1)
+    axes.set_ylim(0, top * 1.12 or 1)
     axes.set_ylabel("alive, MiB")
     axes.set_title(f"planned peak {memory.peak_bytes / _MIB:.1f} MiB")
     axes.legend(loc="upper right", fontsize=8)
