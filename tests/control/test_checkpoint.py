@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import Phase, assume, given, settings
 
 import vkjit as vj
-from tests.oracles import Array, arrays_of
+from tests.oracles import Array, arrays_of, on_device
 from tests.programs.test_transforms import noise, of
 from tests.strategies import CONTROL_STEPS, named, programs, seeds, written
 from tests.targets import LARGE_GPU
@@ -103,6 +103,27 @@ def test_derivatives_have_the_bits_of_those_without(program: Program, seed: int)
         wanted = bits(evaluate(without, inputs))
         assert bits(evaluate(with_, inputs)) == wanted
         assert bits(evaluate(simplify(with_, checked=True), inputs)) == wanted
+
+
+EXAMPLES = {"reference": 5, "cpu": 4}
+"""Vulkan drivers take some 50 ms for each kernel: fewer programs there."""
+
+
+def test_compiled_derivatives_have_the_bits_of_those_without(device: str) -> None:
+    @settings(max_examples=EXAMPLES.get(device, 2), phases=[Phase.generate])
+    @given(
+        program=programs(max_steps=10, kinds=(dtypes.float32,), smooth=True, control=True),
+        seed=seeds,
+    )
+    def check(program: Program, seed: int) -> None:
+        assume("checkpoint" in names_of(program))
+        inputs = [*arrays_of(program, seed), *noise(program.out_avals, seed + 1)]
+        with_, without = (
+            on_device(simplify(gradient(p)), inputs, device) for p in (program, inline(program))
+        )
+        assert bits(with_) == bits(without)
+
+    check()
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
