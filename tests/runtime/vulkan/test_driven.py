@@ -28,7 +28,7 @@ from tests.runtime.vulkan.plans import (
     run,
     start,
 )
-from vkjit.errors import DeviceError
+from vkjit.errors import ArgumentError, DeviceError
 from vkjit.lowering.artifact import (
     Branch,
     Copy,
@@ -141,6 +141,13 @@ def test_what_was_taken_over_is_lost_when_a_call_raises(vulkan):
     assert x.released
     assert not kept.released
     assert vulkan.memory_stats().live_bytes == live - 256
+
+
+def test_a_call_must_not_donate_what_is_still_read(vulkan):
+    plan = heard_by(lambda *_: x.release(), 2)
+    x = vulkan.upload(start(plan))
+    with pytest.raises(ArgumentError, match="donated an array that this call still reads"):
+        vulkan.load(plan).run([x])
 
 
 def test_calls_may_run_plans(vulkan):

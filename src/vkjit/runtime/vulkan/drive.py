@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, assert_never, final
 
 import numpy as np
 
+from vkjit.errors import ArgumentError
 from vkjit.lowering.artifact import Range
 from vkjit.runtime.vulkan.ffi import ffi
 from vkjit.runtime.vulkan.measure import LeafTimes, measure
@@ -29,6 +30,7 @@ from vkjit.runtime.vulkan.outline import (
 
 if TYPE_CHECKING:
     from vkjit.runtime.device import HostArray
+    from vkjit.runtime.vulkan.buffer import VulkanBuffer
     from vkjit.runtime.vulkan.loaded import VulkanLoaded
     from vkjit.runtime.vulkan.recording import Recording
 
@@ -50,19 +52,28 @@ class Driver:
         self._order = loaded.order
         self._recordings: dict[Play, Recording] = {}
         self._spans: list[Span] = []
+        self._inputs: Sequence[VulkanBuffer] = ()
         self._flag = self.device.tables.take(FLAG_BYTES)
         self._value: Any = ffi.cast("char *", self._flag.mapped)
 
-    def run(self, spans: Sequence[Span]) -> int:
+    def run(self, spans: Sequence[Span], inputs: Sequence[VulkanBuffer]) -> int:
         """One call; returns the number of the last submission.
 
+        Args:
+            spans: the memory of all buffers.
+            inputs: those of the call, which functions of the host must not give up meanwhile.
+
         Raises:
+            ArgumentError: a function of the host did.
             DeviceError: the device is lost.
             Exception: what a function of the host raised.
         """
         self.busy = self.device.queue.submitted
-        self._spans = [*spans, self._flag]
-        self._run(self._script, ())
+        self._spans, self._inputs = [*spans, self._flag], inputs
+        try:
+            self._run(self._script, ())
+        finally:
+            self._inputs = ()
         return self.busy
 
     def _run(self, script: Script, turns: tuple[int, ...]) -> None:
@@ -117,6 +128,11 @@ class Driver:
         finally:
             if self.times is not None:
                 self.times.add(node.leaf, begin, time.perf_counter() - begin, 1)
+        if any(buffer.released for buffer in self._inputs):
+            raise ArgumentError(
+                f"{self.device.name}: a function that a compiled call runs on the host donated an "
+                "array that this call still reads; donate it after the call"
+            )
 
     def _array(self, place: Range, dtype: np.dtype[Any], shape: tuple[int, ...]) -> HostArray:
         """A copy of a range."""

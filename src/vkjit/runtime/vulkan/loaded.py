@@ -177,7 +177,7 @@ class VulkanLoaded(Loaded):
             driver = kept.pop() if kept else Driver(self, measures=times is not None)
         driver.times = times
         try:
-            value = driver.run(spans)
+            value = driver.run(spans, given)
         except BaseException as error:
             try:
                 device.queue.settle(device.queue.submitted)
