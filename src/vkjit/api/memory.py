@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from vkjit.ir.program import Atom, Eqn, Program, Var
 from vkjit.lowering.artifact import Role
 from vkjit.lowering.compile import Compiled
+from vkjit.lowering.kernel.elements import memory_type
 from vkjit.lowering.plan.canonical import canonical
 from vkjit.lowering.plan.groups import ControlGroup, Partition, Work
 from vkjit.lowering.plan.partition import partition
-from vkjit.lowering.templates.context import memory_type
 from vkjit.passes.timeline import Storage
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from vkjit.lowering.artifact import (
     Step,
     While,
 )
+from vkjit.lowering.kernel.elements import memory_type
 from vkjit.lowering.plan.groups import (
     IOTA,
     ContractGroup,
@@ -47,7 +48,6 @@ from vkjit.lowering.steps import (
     Turns,
     inside,
 )
-from vkjit.lowering.templates.context import memory_type
 
 _PREPACK_BYTES = 256 << 20
 """Most memory spent on constants in packed form, unless VKJIT_PREPACK_BYTES says otherwise."""

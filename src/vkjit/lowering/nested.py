@@ -14,6 +14,7 @@ from typing import assert_never, final
 
 from vkjit.ir.control import Branch, Call, Scan, Transfer, While
 from vkjit.lowering.artifact import Move
+from vkjit.lowering.kernel.elements import memory_type
 from vkjit.lowering.plan.groups import ControlGroup, Group, Partition
 from vkjit.lowering.plan.memory import aligned
 from vkjit.lowering.sharing import SMALL, Handover, in_levels, without_copies
@@ -30,7 +31,6 @@ from vkjit.lowering.steps import (
     Turns,
 )
 from vkjit.lowering.target import Target, TargetKind
-from vkjit.lowering.templates.context import memory_type
 
 _MANY_TURNS = 4
 """Turns whose barriers cost more than two copies."""

@@ -14,12 +14,12 @@ from typing import Any, final
 import numpy as np
 
 from vkjit.lowering.artifact import Move, Range
+from vkjit.lowering.kernel.elements import memory_type
 from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.kernel.types import I8, Access, ScalarType
 from vkjit.lowering.plan.groups import ArrayInfo
 from vkjit.lowering.plan.order import Use
 from vkjit.lowering.plan.rebase import Part
-from vkjit.lowering.templates.context import memory_type
 
 Pairs = frozenset[tuple[int, int]]
 _HOST = -2

@@ -9,6 +9,7 @@ from typing import final
 
 from vkjit.lowering.artifact import Launch, Plan, PlannedBuffer, Range, Role
 from vkjit.lowering.compile import lower_group
+from vkjit.lowering.kernel.elements import memory_type
 from vkjit.lowering.kernel.views import View
 from vkjit.lowering.plan.groups import (
     IOTA,
@@ -21,7 +22,7 @@ from vkjit.lowering.plan.groups import (
 )
 from vkjit.lowering.plan.schedule import GpuContract
 from vkjit.lowering.target import Target
-from vkjit.lowering.templates.context import Lowered, TemplateContext, memory_type
+from vkjit.lowering.templates.context import Lowered, TemplateContext
 
 _ALIGNMENT = 256  # of temporaries in the arena, in bytes
 _CLASSES = (8, 4, 2)  # elements; strides that share these divisors share loads of vectors

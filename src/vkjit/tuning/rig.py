@@ -10,10 +10,10 @@ from typing import Any, final
 
 import numpy as np
 
+from vkjit.lowering.kernel.elements import memory_type
 from vkjit.lowering.kernel.interpret_ops import DTYPES
 from vkjit.lowering.kernel.types import ScalarType
 from vkjit.lowering.plan.schedule import GpuContract
-from vkjit.lowering.templates.context import memory_type
 from vkjit.runtime.device import Device, DeviceBuffer, Loaded
 from vkjit.tuning.case import Case, Trial, trial
 from vkjit.tuning.reference import Array, Arrays, random_values

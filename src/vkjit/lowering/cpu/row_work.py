@@ -8,12 +8,13 @@ from typing import final
 
 from vkjit.lowering.cpu.nest import WRITE_CHAINS, Layout, Nest, Row, Span, State, weighted
 from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.elements import memory_type
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.types import Scratch, Space, VecType
 from vkjit.lowering.kernel.views import dense_strides
 from vkjit.lowering.plan.groups import ReduceStep, StoreStep
 from vkjit.lowering.templates.body import Point, arguments, evaluate, needed, store
-from vkjit.lowering.templates.context import Buffers, memory_type
+from vkjit.lowering.templates.context import Buffers
 from vkjit.lowering.templates.cost import body_costs
 
 _KEEP_COST = 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.elements import memory_type
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.types import I1, ScalarType
 from vkjit.lowering.kernel.views import View
@@ -14,7 +15,7 @@ from vkjit.lowering.plan.groups import (
     LoadStep,
     LoopGroup,
 )
-from vkjit.lowering.templates.context import TemplateContext, memory_type
+from vkjit.lowering.templates.context import TemplateContext
 from vkjit.lowering.templates.space import coordinates, views_of
 
 BYTES = 16

@@ -26,3 +26,8 @@ _SCALARS: dict[DType, ScalarType] = {
 def scalar_type(dtype: DType) -> ScalarType:
     """The kernel type of a value of ``dtype``; in memory booleans are bytes."""
     return _SCALARS[dtype]
+
+
+def memory_type(elem: ScalarType) -> ScalarType:
+    """How an element lies in memory: booleans as bytes."""
+    return I8 if elem is I1 else elem

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from vkjit.lowering.kernel.elements import memory_type
 from vkjit.lowering.kernel.views import View
 from vkjit.lowering.plan.groups import (
     IOTA,
@@ -21,7 +22,6 @@ from vkjit.lowering.plan.groups import (
     LoopGroup,
     StoreStep,
 )
-from vkjit.lowering.templates.context import memory_type
 
 
 @final

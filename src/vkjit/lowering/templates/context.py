@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import final
 
 from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.elements import memory_type
 from vkjit.lowering.kernel.nodes import Kernel
-from vkjit.lowering.kernel.types import I1, I8, Access, Buffer, ScalarType
+from vkjit.lowering.kernel.types import Access, Buffer, ScalarType
 from vkjit.lowering.plan.groups import ArrayInfo
 from vkjit.lowering.target import Target
 
@@ -41,11 +42,6 @@ class Lowered:
 
     kernel: Kernel
     arrays: tuple[int, ...]
-
-
-def memory_type(elem: ScalarType) -> ScalarType:
-    """How an element lies in memory: booleans as bytes."""
-    return I8 if elem is I1 else elem
 
 
 @final
