@@ -155,7 +155,7 @@ def test_a_recording_that_fails_is_made_anew(fresh):
     x, other = device.upload(values()), device.upload(values() + 1)
     recording = device.recording(loaded._only, measures=False)
     loaded._ring.append(recording)
-    spans = [x.span, *(device.memory.take(size) for size, _ in loaded._made)]
+    spans = [x.span, *(device.memory.take(size) for size, *_ in loaded._made)]
     recording.submit(spans)
     end = device.logical.functions.vkEndCommandBuffer
 

@@ -77,8 +77,7 @@ class VulkanLoaded(Loaded):
         self._outputs = [(b.size, b.donated) for b in outputs]
         heaps = [device.away if b.host else device.memory for b in (*outputs, *arenas)]
         self._made = [
-            (b.size, b.donated, heap.take)
-            for b, heap in zip((*outputs, *arenas), heaps, strict=True)
+            (b.size, b.donated, heap) for b, heap in zip((*outputs, *arenas), heaps, strict=True)
         ]
         first = self._inputs + len(outputs)
         self._arenas = range(first, first + len(arenas))
@@ -229,8 +228,8 @@ class VulkanLoaded(Loaded):
 
     def _allocate(self, spans: list[Span]) -> None:
         """Appends the memory of outputs, arena and constants to that of the inputs."""
-        for size, source, take in self._made:
-            spans.append(take(size) if source is None else spans[source])
+        for size, source, heap in self._made:
+            spans.append(heap.take(size) if source is None else spans[source])
         spans += self._constant_spans
 
     def _fresh(self, spans: Sequence[Span]) -> list[Span]:
