@@ -66,3 +66,10 @@ def test_an_empty_value_of_a_single_number_writes_nothing(device: str):
     empty, number = on_device(program, [x], device)
     assert empty.shape == (1, 0)
     assert number == 6
+
+
+def test_an_empty_value_that_is_padded_is_read_after_the_padding(device: str):
+    y, nothing = np.arange(12, dtype=np.float32).reshape(3, 4), np.zeros(0, np.float32)
+    program = vj.make_ir(lambda y, e: jnp.sum(y, axis=1) + jnp.pad(e, (0, 3)))(y, nothing)
+    (got,) = on_device(program, [y, nothing], device)
+    np.testing.assert_allclose(got, y.sum(axis=1))

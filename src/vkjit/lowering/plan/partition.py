@@ -284,7 +284,7 @@ class _Partitioner:
     def place(self, operands: Sequence[Bound], spec: PlaceSpec, made: Bound) -> Placed:
         """Operands stored into regions of a new array, after the fill."""
         array = self.space.new_array(made.type, math.prod(made.shape))
-        rest = operands
+        rest, filled = operands, -math.inf
         if spec.fill:
             if operands[0].const is None:
                 for bound in operands:
@@ -294,9 +294,10 @@ class _Partitioner:
             layout = self.space.identity(cluster)
             step = self.space.operand(operands[0], cluster, layout)
             cluster.stores.append(Store(step, array, dense(made.shape), layout))
-            rest = operands[1:]
+            rest, filled = operands[1:], cluster.position
         parts = [(b, r) for b, r in zip(rest, spec.regions, strict=True) if r.size]
-        return Placed(array, dense(made.shape), self.space.store_parts(parts, array))
+        ready = max(filled, self.space.store_parts(parts, array))
+        return Placed(array, dense(made.shape), ready)
 
     def before(self, operands: Sequence[Bound]) -> float | None:
         """A position ahead of every cluster that would store one of the operands."""
