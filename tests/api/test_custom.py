@@ -376,3 +376,12 @@ def test_rules_inside_a_scan():
         close(got[1][1][0], want[1][1])
     second = vj.jit(vj.grad(lambda x: vj.grad(total)(x, X)))(np.float32(0.3))
     close(second, vj.grad(lambda x: vj.grad(unrolled)(x, X))(np.float32(0.3)))
+
+
+def test_jit_around_grad_of_a_custom_function_compiles_grad() -> None:
+    @vj.custom_vjp
+    def square(x: Any) -> Any:
+        return x * x
+
+    square.defvjp(lambda x: (x * x, x), lambda x, g: (7 * g * x,))
+    assert float(vj.jit(vj.grad(square))(3.0)) == 21.0

@@ -321,3 +321,12 @@ def test_two_calls_give_the_same_bits(device: str) -> None:
         first, second = fn(x, w), fn(x, w)
         for a, b in zip(first, second, strict=True):
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_jit_around_a_transformation_of_jit_compiles_the_transformation() -> None:
+    def cube(x: Any) -> Any:
+        return x**3
+
+    assert float(vj.jit(vj.grad(vj.jit(cube)))(2.0)) == 12.0
+    got = vj.jit(vj.vmap(vj.jit(vnp.sum)))(np.ones((2, 3), np.float32))
+    np.testing.assert_array_equal(np.asarray(got), [3.0, 3.0])

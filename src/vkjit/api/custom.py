@@ -107,7 +107,7 @@ class Custom(ABC):
     def __init__(self, fn: Function, nondiff_argnums: tuple[int, ...]) -> None:
         self.fn = fn
         self.nondiff_argnums = nondiff_argnums
-        update_wrapper(self, fn)
+        update_wrapper(self, fn, updated=())  # attributes of a decorated function are its own
 
     @property
     @abstractmethod

@@ -61,7 +61,7 @@ class Jit:
         # Calls with nothing but device arrays skip flattening: their avals and device are the key.
         self._quick: dict[object, Executable] = {}
         self._misses = Misses(name_of(fn))
-        update_wrapper(self, fn)
+        update_wrapper(self, fn, updated=())  # the attributes of another Jit are not ours
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Methods: the instance is a static argument, compared by identity or its own equality."""
