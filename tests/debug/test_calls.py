@@ -156,6 +156,32 @@ def test_loops_in_branches_call_for_the_examples_that_take_them(wrap: Any, capsy
     assert lines(capsys) == ["very big 3.0", *want]
 
 
+@pytest.mark.parametrize("around", ["scan", "while", "cond", "checkpoint"])
+def test_what_all_examples_share_calls_for_those_that_take_the_branch(
+    wrap: Any, capsys: Any, around: str
+) -> None:
+    def told(n: Any) -> Any:
+        debug.print("told {}", n)
+        return n + 1
+
+    runs: dict[str, Callable[[], Any]] = {
+        "scan": lambda: lax.fori_loop(0, 2, lambda i, n: told(n), 0),
+        "while": lambda: lax.while_loop(lambda n: n < 2, told, 0),
+        "cond": lambda: lax.cond(vnp.sum(X) > 0, told, lambda n: n, 0),
+        "checkpoint": lambda: vj.checkpoint(told)(0),
+    }
+
+    def f(take: Any) -> Any:
+        return lax.cond(take, runs[around], lambda: -1)
+
+    last = 2 if around in ("scan", "while") else 1
+    got = wrap(vj.vmap(f))(np.array([True, False, True]))
+    np.testing.assert_array_equal(got, [last, -1, last])
+    assert lines(capsys) == [f"told {n}" for n in range(last) for _ in range(2)]
+    wrap(vj.vmap(f))(np.zeros(2, np.bool_))
+    assert lines(capsys) == []
+
+
 def test_vmap_of_while_calls_for_the_examples_that_go_on(wrap: Any, capsys: Any) -> None:
     def f(n: Any) -> Any:
         def body(i: Any) -> Any:

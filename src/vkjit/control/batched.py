@@ -10,7 +10,7 @@ from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Tangent, Value
 from vkjit.ir.program import Program
 from vkjit.ops.structural import broadcast, reduce_sum
-from vkjit.passes.batch import batch
+from vkjit.passes.batch import batch, masks
 from vkjit.trace import aval_of, trace
 
 Flat = Callable[..., Sequence[Tangent]]
@@ -50,8 +50,9 @@ def example(of: Aval, batched: bool) -> Aval:  # noqa: FBT001  a flag per value
 
 
 def size_of(args: Sequence[Value], batched: Sequence[bool]) -> int:
-    """Length of the batch axis."""
-    return next(aval_of(v).shape[0] for v, flag in zip(args, batched, strict=True) if flag)
+    """Length of the batch axis, which masks have where no argument does."""
+    found = [v for v, flag in zip(args, batched, strict=True) if flag]
+    return aval_of([*found, *masks()][0]).shape[0]
 
 
 def spread_over(value: Value, size: int) -> Value:

@@ -7,8 +7,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import final
 
-from vkjit.ir.primitive import Kind, Value
-from vkjit.ir.program import Atom, Eqn, Program, Var
+from vkjit.ir.primitive import Value
+from vkjit.ir.program import Atom, Program, Var
 from vkjit.trace import bind_outs, source_of
 
 
@@ -91,7 +91,7 @@ def batch(
         args = [_value(a, env) for a in eqn.args]
         flags = [isinstance(a, Var) and a in spread for a in eqn.args]
         with source_of(eqn):
-            if any(flags) or (_state.masks and _only_acts(eqn)):
+            if any(flags) or (_state.masks and eqn.prim.acts()):
                 outs, varying = eqn.prim.batch_some(args, flags)
                 spread.update([v for v, flag in zip(eqn.outs, varying, strict=True) if flag])
             else:
@@ -99,12 +99,6 @@ def batch(
         env.update(zip(eqn.outs, outs, strict=True))
     results = [_value(r, env) for r in program.results]
     return results, [isinstance(r, Var) and r in spread for r in program.results]
-
-
-def _only_acts(eqn: Eqn) -> bool:
-    """Whether an equation calls the host; those that run programs are batched by their values."""
-    prim = eqn.prim
-    return prim.traits.kind is Kind.CONTROL and not prim.programs() and prim.acts()
 
 
 def _value(atom: Atom, env: dict[Var, Value]) -> Value:
