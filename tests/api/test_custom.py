@@ -385,3 +385,24 @@ def test_jit_around_grad_of_a_custom_function_compiles_grad() -> None:
 
     square.defvjp(lambda x: (x * x, x), lambda x, g: (7 * g * x,))
     assert float(vj.jit(vj.grad(square))(3.0)) == 21.0
+
+
+def test_a_rule_that_makes_constants_and_applies_its_function_is_derived_twice() -> None:
+    @vj.custom_vjp
+    def f(x: Any, w: Any) -> Any:
+        return jnp.sin(x) * w
+
+    def fwd(x: Any, w: Any) -> Any:
+        return f(x, w), (x, w, jnp.ones(()) * 5)
+
+    def bwd(saved: Any, g: Any) -> Any:
+        x, w, five = saved
+        return g * jnp.cos(x) * w * five, g * jnp.sin(x)
+
+    f.defvjp(fwd, bwd)
+
+    def slopes(w: Any) -> Any:
+        return vj.vmap(vj.grad(f), in_axes=(0, None))(X, w).sum()
+
+    close(vj.grad(slopes)(2.0), 5 * np.cos(X).sum())
+    close(vj.jit(vj.grad(slopes))(2.0), 5 * np.cos(X).sum())

@@ -121,15 +121,15 @@ class Linearization:
     def __init__(self, flat: FlatFunction, leaves: Sequence[Value]) -> None:
         traced = flat.trace(leaves)
         assert flat.out_tree is not None
-        lead = len(traced.captured)
-        in_avals = tuple(traced.program.in_avals[lead:])
+        in_avals = tuple(traced.program.in_avals[len(traced.captured) :])
         floats = tuple(i for i, a in enumerate(in_avals) if is_float(a.dtype))
         out_avals = traced.program.out_avals
         main = len(out_avals)
         known, linear = separated(traced, floats)
-        leaf = {v: i for i, v in enumerate(known.params[lead:])}
-        saved = known.results[main:]
-        values = apply_program(known, [*traced.captured, *leaves])
+        lead = len(known.captured)
+        leaf = {v: i for i, v in enumerate(known.program.params[lead:])}
+        saved = known.program.results[main:]
+        values = apply_program(known.program, [*known.captured, *leaves])
         self.outs = values[:main]
         self.residuals = values[main:]
         self.derivative = Derivative(
@@ -149,19 +149,19 @@ class Linearization:
         return self.derivative.pull(self.residuals, cotangents)
 
 
-def separated(traced: Traced, floats: Sequence[int]) -> tuple[Program, Program]:
+def separated(traced: Traced, floats: Sequence[int]) -> tuple[Traced, Program]:
     """The known and the linear program of a function; results of the former end in residuals.
 
     Args:
         traced: the function.
         floats: leaves of its arguments that have a tangent. So have the tokens of taps, after them.
     """
-    main, count = len(traced.program.results), len(traced.program.params)
-    lead = len(traced.captured)
+    main, lead = len(traced.program.results), len(traced.captured)
     moving = [*[lead + i for i in floats], *_tokens(traced)]
-    program = derivative_of(traced, moving)
-    parts = split(program, range(count, count + len(moving)), main)
-    return dce(parts.known), dce(parts.linear)
+    both = derivative_of(traced, moving)
+    count = len(both.program.params)
+    parts = split(both.program, range(count - len(moving), count), main)
+    return Traced(dce(parts.known), both.captured), dce(parts.linear)
 
 
 def _tokens(traced: Traced) -> list[int]:
@@ -169,8 +169,11 @@ def _tokens(traced: Traced) -> list[int]:
     return [i for i, v in enumerate(traced.captured) if isinstance(v, Token)]
 
 
-def derivative_of(traced: Traced, positions: Sequence[int]) -> Program:
-    """A program of all parameters and tangents at ``positions``: results, then tangents."""
+def derivative_of(traced: Traced, positions: Sequence[int]) -> Traced:
+    """A program of all parameters and tangents at ``positions``: results, then tangents.
+
+    It captures what ``traced`` does, after what only rules of the derivative read.
+    """
     program = traced.program
     tangent_avals = [program.in_avals[i] for i in positions]
 
@@ -182,7 +185,8 @@ def derivative_of(traced: Traced, positions: Sequence[int]) -> Program:
         outs, douts = forward.jvp(program, primals, moving)
         return [*outs, *filled(douts, program.out_avals)]
 
-    return trace(both, [*program.in_avals, *tangent_avals], program.name).program
+    made = trace(both, [*program.in_avals, *tangent_avals], program.name)
+    return Traced(made.program, (*made.captured, *traced.captured))
 
 
 def filled(tangents: Sequence[Tangent], avals: Sequence[Aval]) -> list[Value]:

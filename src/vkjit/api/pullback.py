@@ -281,7 +281,8 @@ def linear_transpose(fn: Function, *primals: Any) -> Pullback:
         raise DTypeError(f"{what}: it returned {', '.join(map(str, out_avals))}, expected floats")
     floats = tuple(range(len(leaves)))
     lead = len(traced.captured)
-    both = derivative_of(traced, [lead + i for i in floats])
+    derived = derivative_of(traced, [lead + i for i in floats])
+    both, lead = derived.program, len(derived.captured)
     tangents = dce(Program(both.params, both.eqns, both.results[len(out_avals) :], both.name))
     primal = tangents.params[lead : lead + len(leaves)]
     _require_unread(tangents, primal, what)
@@ -304,7 +305,7 @@ def linear_transpose(fn: Function, *primals: Any) -> Pullback:
         out_tree=flat.out_tree,
         name=name_of(fn),
     )
-    return Pullback(derivative, nothing, traced.captured)
+    return Pullback(derivative, nothing, derived.captured)
 
 
 def _require_unread(program: Program, params: Sequence[Var], what: str) -> None:

@@ -61,9 +61,10 @@ def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[R
     flat, leaves = flatten_call(fn, args, kwargs)
     traced = flat.trace(leaves)
     floats = [i for i, v in enumerate(leaves) if is_float(aval_of(v).dtype)]
-    known, _ = separated(traced, floats)
+    separate, _ = separated(traced, floats)
+    known = separate.program
     params: Sequence[Var] = known.params
-    lead = len(traced.captured)
+    lead = len(separate.captured)
     given = {v: f"constant {i}" for i, v in enumerate(params[:lead])}
     paths = [path for path, _ in tree.leaves_with_path((args, kwargs))]
     for var, path in zip(params[lead:], paths, strict=True):
