@@ -446,3 +446,16 @@ def test_carries_that_a_derivative_passes_through_are_no_results_of_the_loop() -
     text = vj.jit(lambda x, n: vj.jvp(lambda x: fn(x, n), (x,), (x,))).lower(1.5, 3).as_text()
     (line,) = [line for line in text.splitlines() if "= while" in line]
     assert line.count(": ") == 3, "a counter, a value and its tangent"
+
+
+def test_a_loop_that_needs_the_outer_condition_to_end_stays_inside_it() -> None:
+    def f(step: Any) -> Any:
+        def turn(carried: Any) -> Any:
+            i, total = carried
+            count = lax.while_loop(lambda c: c[0] < 10, lambda c: (c[0] + step, c[1] + 1), (0, 0))
+            return i + 1, total + count[1]
+
+        return lax.while_loop(lambda c: (c[0] < 2) & (step > 0), turn, (0, 0))[1]
+
+    assert vj.jit(f)(5) == 4
+    assert vj.jit(f)(0) == 0  # the inner loop would never end

@@ -207,10 +207,13 @@ class While(Primitive):
         }
 
     def lifted(self, eqn: Eqn) -> tuple[Eqn, ...]:
-        """Before the loop: costly work of the body on constants, as a scan of it would have it."""
+        """Before the loop: costly work of the body on constants, as a scan of it would have it.
+
+        Nothing, if that has a loop like this one: where no turn is made, it might never end.
+        """
         turn = control.Scan(self.body, 1, self.body_constants, len(eqn.outs))
         found = lifted(turn, narrowed=True)
-        if found is None:
+        if found is None or _loops(found.before):
             return (eqn,)
         tests = self.condition_constants
 
@@ -358,6 +361,12 @@ class _Batch:
             spread_over(v, self.size) if flag and not has else v
             for v, flag, has in zip(outs, self.carries, spread, strict=True)
         ]
+
+
+def _loops(program: Program) -> bool:
+    """Whether a program, or one inside it, runs a loop of this kind."""
+    prims = [eqn.prim for eqn in program.eqns]
+    return any(isinstance(p, While) or any(map(_loops, p.programs())) for p in prims)
 
 
 def _cut(
