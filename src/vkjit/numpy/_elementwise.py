@@ -358,19 +358,29 @@ def heaviside(x: ArrayLike, y: ArrayLike, /) -> Value:
 
 
 def nextafter(x: ArrayLike, y: ArrayLike, /) -> Value:
-    """The float next to ``x`` in the direction of ``y``."""
+    """The float next to ``x`` in the direction of ``y``.
+
+    It computes with integers, so that devices which take subnormals for zeros step through them.
+    """
     x, y = floats("nextafter", x, y)
     bits_dtype = INT_OF_WIDTH[aval_of(x).dtype.itemsize]
-    bits = logical.bitcast_convert_type(x, bits_dtype)
-    one = bits_dtype.type(1)
-    zero = zero_like(x)
-    away = compare.eq(compare.gt(x, zero), compare.gt(y, x))
+    bits = _bits_of(x, bits_dtype)
+    one, top = bits_dtype.type(1), _top_bit(bits_dtype)
+    at, to = _rank(x, bits_dtype), _rank(y, bits_dtype)
+    zero = zero_like(at)
+    away = compare.eq(compare.gt(at, zero), compare.gt(to, at))
     moved = select(away, structural.add(bits, one), arithmetic.sub(bits, one))
-    smallest = logical.or_(one, logical.and_(_bits_of(y, bits_dtype), _top_bit(bits_dtype)))
-    moved = select(compare.eq(x, zero), smallest, moved)
+    smallest = logical.or_(one, logical.and_(_bits_of(y, bits_dtype), top))
+    moved = select(compare.eq(at, zero), smallest, moved)
     out = logical.bitcast_convert_type(moved, aval_of(x).dtype)
     undefined = logical.or_(_is_nan(x), _is_nan(y))
-    return select(undefined, structural.add(x, y), select(compare.eq(x, y), y, out))
+    return select(undefined, structural.add(x, y), select(compare.eq(at, to), y, out))
+
+
+def _rank(x: Value, dtype: DType) -> Value:
+    """Integers in the order of the floats; 0 for both zeros."""
+    bits = _bits_of(x, dtype)
+    return select(compare.lt(bits, zero_like(bits)), arithmetic.sub(_top_bit(dtype), bits), bits)
 
 
 INT_OF_WIDTH: dict[int, DType] = {2: dtypes.int16, 4: dtypes.int32, 8: dtypes.int64}

@@ -192,6 +192,7 @@ entry:
   %mask = alloca [128 x i8], align 8
   call void @llvm.memset.p0.i64(ptr %mask, i8 -1, i64 128, i1 false)
   %blocked = call i32 @pthread_sigmask(i32 0, ptr %mask, ptr null)
+  call void @enter_mode()
   br label %look
 look:
   %spins = phi i64 [ 0, %entry ], [ 0, %look.worked ], [ %spins.more, %spin ], [ 0, %sleep ]
@@ -336,4 +337,4 @@ def native_text() -> str:
         spins=_SPINS,
         caller_spins=_CALLER_SPINS,
     )
-    return pool + steps.TEXT
+    return pool + steps.text(machine)
