@@ -89,12 +89,14 @@ def numpy_namespace() -> Namespace:
             scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
         return np.einsum("bhqk,bkhd->bqhd", softmax(scores), v)
 
-    def scan(body: Callable[..., Any], carry: Tree, xs: Tree) -> tuple[Tree, None]:
-        for n in range(len(tree_leaves(xs)[0])):
-            carry, _ = body(carry, tree_map(lambda x, turn=n: x[turn], xs))
-        return carry, None
-
-    lax = SimpleNamespace(rsqrt=lambda x: 1.0 / np.sqrt(x), stop_gradient=lambda x: x, scan=scan)
+    lax = SimpleNamespace(
+        rsqrt=lambda x: 1.0 / np.sqrt(x),
+        stop_gradient=lambda x: x,
+        scan=_scan,
+        while_loop=_while_loop,
+        fori_loop=_fori_loop,
+        cond=lambda pred, yes, no, *operands: (yes if pred else no)(*operands),
+    )
     nn = SimpleNamespace(
         softmax=softmax, silu=lambda x: x / (1.0 + np.exp(-x)), dot_product_attention=attention
     )
@@ -103,6 +105,26 @@ def numpy_namespace() -> Namespace:
         raise NotImplementedError("value_and_grad: NumPy is the reference of values only")
 
     return Namespace("numpy", np, lax, nn, no_gradient, lambda function, **_: function)
+
+
+def _scan(body: Callable[..., Any], carry: Tree, xs: Tree) -> tuple[Tree, Tree]:
+    ys: list[Tree] = []
+    for n in range(len(tree_leaves(xs)[0])):
+        carry, y = body(carry, tree_map(lambda x, turn=n: x[turn], xs))
+        ys.append(y)
+    return carry, None if ys[0] is None else tree_map(lambda *parts: np.stack(parts), *ys)
+
+
+def _while_loop(going: Callable[..., Any], body: Callable[..., Any], carry: Tree) -> Tree:
+    while going(carry):
+        carry = body(carry)
+    return carry
+
+
+def _fori_loop(first: int, last: int, body: Callable[..., Any], carry: Tree) -> Tree:
+    for n in range(first, last):
+        carry = body(n, carry)
+    return carry
 
 
 # --------------------------------------------------------------------------- pytrees
