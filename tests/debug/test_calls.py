@@ -195,6 +195,35 @@ def test_vmap_of_while_calls_for_the_examples_that_go_on(wrap: Any, capsys: Any)
     assert lines(capsys) == ["0 of 2", "0 of 1", "1 of 2"]
 
 
+def test_linearize_of_while_calls_once(wrap: Any, capsys: Any) -> None:
+    def f(x: Any) -> Any:
+        def told(j: Any, n: Any) -> Any:
+            debug.print("{} and {}", n, j)
+            return n + j
+
+        def goes_on(carried: Any) -> Any:
+            debug.print("test {}", carried[0])
+            return carried[0] < 2
+
+        def turn(carried: Any) -> Any:
+            i, y = carried
+            count = lax.fori_loop(0, 2, told, i)
+            return i + 1, vnp.sin(y) * count
+
+        return lax.while_loop(goes_on, turn, (0, x))[1]
+
+    def both(x: Any) -> Any:
+        value, tangent = vj.linearize(f, x)
+        return value, tangent(1.0), tangent(2.0)
+
+    value, one, two = wrap(both)(np.float32(0.5))
+    inner = np.sin(np.float32(0.5))
+    slope = 2 * np.cos(inner) * np.cos(np.float32(0.5))
+    np.testing.assert_allclose([value, one, two], [2 * np.sin(inner), slope, 2 * slope], rtol=1e-5)
+    turns = [[f"test {i}", f"{i} and 0", f"{i} and 1"] for i in range(2)]
+    assert lines(capsys) == [*turns[0], *turns[1], "test 2"]
+
+
 def test_derivatives_call_with_primal_values_once(wrap: Any, capsys: Any) -> None:
     def f(x: Any) -> Any:
         debug.print("x {}", x)

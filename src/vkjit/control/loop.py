@@ -44,6 +44,7 @@ from vkjit.ops.reduce import reduce_or
 from vkjit.ops.structural import zeros
 from vkjit.passes.batch import batch, only
 from vkjit.passes.dce import dce
+from vkjit.passes.inner import silent
 from vkjit.passes.linearize import separate
 from vkjit.trace import aval_of, bind_outs
 
@@ -153,16 +154,16 @@ class While(Primitive):
             flags = found
         if all(flags):
             return None
-        # What acts does so in the first loop; in the second it would act once more.
-        silent = [e for e in known if e.outs or not e.prim.acts()]
         body = self.body
         still = self._without([*tests, *constants, *flags], known)
-        again = Program(body.params, (*silent, *linear), body.results, body.name)
+        # What acts does so in the first loop; in the second it would act once more.
+        repeated = silent(Program(body.params, tuple(known), (), body.name))
+        again = Program(body.params, (*repeated.eqns, *linear), body.results, body.name)
         args, _ = parted(eqn.args, [*tests, *constants, *flags])
         outs, _ = parted(eqn.outs, flags)
         first = Eqn(still, tuple(args), tuple(outs), eqn.source, eqn.region)
         fresh = [v if m else Var(v.aval) for v, m in zip(eqn.outs, flags, strict=True)]
-        looped = self.with_programs((self.condition, again))
+        looped = self.with_programs((silent(self.condition), again))
         last = Eqn(looped, eqn.args, tuple(fresh), eqn.source, eqn.region)
         return Parts((first,), (last,) if any(flags) else ())
 

@@ -36,6 +36,12 @@ def inner(program: Program, run: Callable[[Program], Program]) -> Program:
     return Program(program.params, tuple(eqns), program.results, program.name)
 
 
+def silent(program: Program) -> Program:
+    """``program`` without calls of the host, in inner programs too: they gave no results."""
+    eqns = tuple([eqn for eqn in program.eqns if eqn.outs or not eqn.prim.acts()])
+    return inner(Program(program.params, eqns, program.results, program.name), silent)
+
+
 def lift(program: Program) -> Program:
     """Computes before a loop what is the same in each of its turns; see ``Primitive.lifted``."""
     if not any(eqn.prim.traits.kind is Kind.CONTROL for eqn in program.eqns):
