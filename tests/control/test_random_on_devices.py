@@ -1,4 +1,4 @@
-"""Random programs with loops and choices on every device, against the NumPy evaluator."""
+"""Random programs with loops, choices, checkpoints and writes on every device, evaluated beside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import vkjit as vj
 import vkjit.numpy as jnp
 from tests.oracles import arrays_of, assert_agrees, on_device
-from tests.strategies import chosen, counted, looped, programs, seeds
+from tests.strategies import checkpointed, chosen, counted, looped, programs, seeds, written
 from vkjit import dtypes, tree
 from vkjit.ir.program import Program
 from vkjit.passes.pipeline import simplify
@@ -21,12 +21,13 @@ from vkjit.trace import apply_program, trace
 Function = Callable[..., Sequence[Any]]
 
 EXAMPLES = {"reference": 20, "cpu": 15}
-CONTROL = 2 * (looped, chosen, counted)
-smooth = programs(max_steps=8, kinds=(dtypes.float32,), smooth=True, control=2 * (looped, chosen))
+CONTROL = (looped, looped, chosen, chosen, counted, checkpointed, written)
+SMOOTH = (looped, looped, chosen, chosen, checkpointed, written)
+smooth = programs(max_steps=8, kinds=(dtypes.float32,), smooth=True, control=SMOOTH)
 
 
 def test_random_programs_agree_with_the_evaluator(device: str) -> None:
-    longest = 20 if device in EXAMPLES else 10
+    longest = 40 if device in EXAMPLES else 10
 
     @settings(max_examples=EXAMPLES.get(device, 5))
     @given(program=programs(max_steps=longest, control=CONTROL), seed=seeds)
