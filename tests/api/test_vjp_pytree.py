@@ -187,3 +187,11 @@ def test_pullbacks_are_batched_and_differentiated():
 def unit(x: Any, h: float) -> Any:
     eye = np.eye(x.size, dtype=np.float32) * np.float32(h)
     return eye.reshape(*x.shape, *x.shape)
+
+
+def test_a_cotangent_of_another_dtype_is_refused() -> None:
+    _, pullback = vj.vjp(lambda x: (2 * x, jnp.argmax(x)), np.ones(3, np.float32))
+    with pytest.raises(DTypeError, match=r"a cotangent is f16\[3\], expected f32\[3\]; cast it"):
+        pullback((np.ones(3, np.float16), 0))
+    (grad,) = pullback((np.ones(3, np.float32), 0))
+    np.testing.assert_array_equal(np.asarray(grad), [2.0, 2.0, 2.0])

@@ -147,10 +147,10 @@ class Pullback(_AtPoint):
         """One cotangent for each argument.
 
         Args:
-            cotangent: a pytree like the value.
+            cotangent: a pytree like the value; leaves in the place of what is no float are ignored.
 
         Raises:
-            ShapeError: it is not.
+            ShapeError, DTypeError: it is not.
             ArgumentError: a residual was left out.
         """
         derivative = self.derivative
@@ -159,14 +159,24 @@ class Pullback(_AtPoint):
             raise ShapeError(
                 f"vjp: the cotangent has structure {ct_tree}, expected {derivative.out_tree}"
             )
-        for ct, of in zip(cts, derivative.out_avals, strict=False):
-            if aval_of(ct).shape != of.shape:
-                raise ShapeError(f"vjp: a cotangent is {aval_of(ct)}, expected {of}")
-        grads = derivative.pull(self._residuals(), [asarray(ct) for ct in cts])
+        fitting = [_cotangent(*pair) for pair in zip(cts, derivative.out_avals, strict=False)]
+        grads = derivative.pull(self._residuals(), fitting)
         return tuple(tree.unflatten(derivative.in_tree, grads))
 
     def _what(self) -> str:
         return f"pullback of {self.derivative.name}"
+
+
+def _cotangent(ct: Value, of: Aval) -> Value:
+    """A cotangent of a result ``of``, in its dtype."""
+    given = aval_of(ct)
+    if given.shape != of.shape:
+        raise ShapeError(f"vjp: a cotangent is {given}, expected {of}")
+    if not is_float(of.dtype):
+        return ct
+    if given.dtype != of.dtype and not given.weak:
+        raise DTypeError(f"vjp: a cotangent is {given}, expected {of}; cast it with .astype(...)")
+    return asarray(ct, of.dtype)
 
 
 @final
