@@ -247,8 +247,39 @@ def test_counters_and_weak_values() -> None:
     assert lax.fori_loop(0, np.int32(5), turn, np.float16(1)).dtype == np.float16
     assert vj.jit(lambda n: lax.fori_loop(np.int8(0), n, turn, 0.0))(np.int8(3)).dtype == np.float32
     assert {str(of) for of in seen} <= {"i32[]*", "i8[]"}
+    seen.clear()
+    lax.fori_loop(np.int8(0), np.int8(3), turn, 0.0)
+    assert {str(of) for of in seen} == {"i8[]"}
     grown = lax.while_loop(lambda c: c < 10, lambda c: c + np.float32(1.5), 0)
     assert (grown.dtype, float(grown)) == (np.float32, 10.5)
+
+
+@pytest.mark.parametrize("length", [9, 10, 11])
+def test_numbers_of_turns_are_listed_or_counted(
+    length: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results and derivatives are the same; listed numbers cost no step of a turn."""
+    monkeypatch.setattr("vkjit.lax._branches._LISTED", 10)
+
+    def fn(x: Any) -> Any:
+        return lax.fori_loop(2, 2 + length, lambda i, y: 0.5 * y + jnp.sin(i * x), x)
+
+    def written(x: Any) -> Any:
+        y = x
+        for i in range(2, 2 + length):
+            y = 0.5 * y + jnp.sin(i * x)
+        return y
+
+    x = POINTS.astype(np.float32)
+    with vj.default_device(device):
+        compiled = vj.jit(fn)
+        plan = compiled.lower(x).as_text("plan").splitlines()
+        inside = [line for line in plan if line.startswith("    ") and "pointwise" in line]
+        assert len(inside) == (2 if length > 10 else 1)
+        np.testing.assert_allclose(compiled(x), written(x), rtol=1e-5, atol=1e-6)
+        slopes = vj.jit(vj.grad(lambda x: fn(x).sum()))(x)
+    want = vj.grad(lambda x: written(x).sum())(x)
+    np.testing.assert_allclose(slopes, want, rtol=1e-4, atol=1e-5)
 
 
 def test_unroll() -> None:

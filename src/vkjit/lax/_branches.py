@@ -25,6 +25,7 @@ from vkjit.numpy._core import ArrayLike, cast, operand_aval
 from vkjit.ops import compare
 from vkjit.ops.cast import cast as cast_op
 from vkjit.ops.extrema import clamp
+from vkjit.ops.movement import iota
 from vkjit.trace import Tracer, aval_of, bind_outs, user_source
 
 Function = Callable[..., Any]
@@ -172,8 +173,10 @@ def fori_loop(
     require_functions("fori_loop", body_fun=body_fun)
     dtype = _bounds_dtype(lower, upper)
     if not isinstance(lower, Tracer) and not isinstance(upper, Tracer):
-        bounds = int(lower), int(upper)
-        return _static_loop(bounds, body_fun, init_val, unroll=unroll or False)
+        first = aval_of(lower)
+        weak = first.weak and first.dtype == dtype
+        numbered = body_fun if weak else _counting_in(dtype, body_fun)
+        return _static_loop(int(lower), int(upper), numbered, init_val, unroll=unroll or False)
     if unroll not in (None, False, 1):
         raise ArgumentError(
             f"fori_loop: unroll={unroll} with bounds {aval_of(lower)} and {aval_of(upper)} known "
@@ -192,19 +195,42 @@ def fori_loop(
     return while_loop(going, turn, (*bounds, init_val))[2]
 
 
-def _static_loop(
-    bounds: tuple[int, int], body_fun: Function, init_val: Any, *, unroll: int | bool
-) -> Any:
-    """The loop as a scan without inputs."""
-    lower, upper = bounds
+def _counting_in(dtype: dtypes.DType, body_fun: Function) -> Function:
+    """The body with its counter in a dtype that is not weakly typed."""
 
     @functools.wraps(body_fun)
-    def turn(carried: tuple[Value, Any], _: None) -> tuple[tuple[Value, Any], None]:
+    def turn(at: Value, value: Any) -> Any:
+        return body_fun(cast(at, dtype), value)
+
+    return turn
+
+
+_LISTED = 1 << 20
+"""Turns up to which their numbers are written down before the loop: at most 4 MiB."""
+
+
+def _static_loop(
+    lower: int, upper: int, body_fun: Function, init_val: Any, *, unroll: int | bool
+) -> Any:
+    """The loop as a scan over the numbers of its turns, where they are few enough to list.
+
+    A turn then reads its number where it lies. To count in a carry takes a step of each turn.
+    """
+    length = max(upper - lower, 0)
+
+    @functools.wraps(body_fun)
+    def numbered(value: Any, at: Value) -> tuple[Any, None]:
+        return body_fun(at, value), None
+
+    @functools.wraps(body_fun)
+    def counting(carried: tuple[Value, Any], _: None) -> tuple[tuple[Value, Any], None]:
         at, value = carried
         return (add(at, 1), body_fun(at, value)), None
 
-    length = max(upper - lower, 0)
-    return scan(turn, (lower, init_val), None, length=length, unroll=unroll)[0][1]
+    if length <= _LISTED:
+        numbers = add(iota(dtypes.int32, (length,), 0, weak=True), lower)
+        return scan(numbered, init_val, numbers, unroll=unroll)[0]
+    return scan(counting, (lower, init_val), None, length=length, unroll=unroll)[0][1]
 
 
 def _bounds_dtype(lower: ArrayLike, upper: ArrayLike) -> dtypes.DType:

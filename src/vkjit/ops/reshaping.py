@@ -173,6 +173,7 @@ class Iota(Op):
     dtype: DType
     shape: Ints
     axis: int
+    weak: bool = False
 
     traits: ClassVar[Traits] = Traits(Kind.POINTWISE, Remat.CHEAP, differentiable=False)
 
@@ -183,7 +184,7 @@ class Iota(Op):
                 f"iota: dtype {self.dtype}, shape {self.shape}, axis {self.axis}; expected a "
                 "number dtype and an axis of the shape"
             )
-        return aval(self.shape, self.dtype)
+        return aval(self.shape, self.dtype, self.weak)
 
     def evaluate(self, *arrays: Array) -> Array:
         """np.arange along the axis."""
@@ -201,7 +202,8 @@ class Iota(Op):
         """Both axes; integers and floats."""
         of = (dtypes.int32, dtypes.uint8, dtypes.float32, dtypes.float16, dtypes.bfloat16)
         made = [Sample(cls(d, (3, 5), axis), ()) for d in of for axis in (0, 1)]
-        return [*made, Sample(cls(dtypes.int32, (0,), 0), ())]
+        weak = Sample(cls(dtypes.int32, (4,), 0, weak=True), ())
+        return [*made, weak, Sample(cls(dtypes.int32, (0,), 0), ())]
 
 
 def reshape(x: Value, shape: Ints) -> Value:
@@ -230,6 +232,6 @@ def reverse(x: Value, axes: Ints) -> Value:
     return bind(Reverse(axes), x) if axes else x
 
 
-def iota(dtype: DType, shape: Ints, axis: int) -> Value:
+def iota(dtype: DType, shape: Ints, axis: int, *, weak: bool = False) -> Value:
     """The position along ``axis`` in an array of ``shape``."""
-    return bind(Iota(dtype, shape, axis))
+    return bind(Iota(dtype, shape, axis, weak))
