@@ -156,7 +156,7 @@ def test_loops_in_branches_call_for_the_examples_that_take_them(wrap: Any, capsy
     assert lines(capsys) == ["very big 3.0", *want]
 
 
-@pytest.mark.parametrize("around", ["scan", "while", "cond", "checkpoint"])
+@pytest.mark.parametrize("around", ["scan", "while", "cond", "checkpoint", "custom"])
 def test_what_all_examples_share_calls_for_those_that_take_the_branch(
     wrap: Any, capsys: Any, around: str
 ) -> None:
@@ -164,11 +164,14 @@ def test_what_all_examples_share_calls_for_those_that_take_the_branch(
         debug.print("told {}", n)
         return n + 1
 
+    custom = vj.custom_jvp(told)
+    custom.defjvp(lambda primals, tangents: (primals[0] + 1, tangents[0]))
     runs: dict[str, Callable[[], Any]] = {
         "scan": lambda: lax.fori_loop(0, 2, lambda i, n: told(n), 0),
         "while": lambda: lax.while_loop(lambda n: n < 2, told, 0),
         "cond": lambda: lax.cond(vnp.sum(X) > 0, told, lambda n: n, 0),
         "checkpoint": lambda: vj.checkpoint(told)(0),
+        "custom": lambda: custom(0),
     }
 
     def f(take: Any) -> Any:

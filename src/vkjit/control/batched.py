@@ -61,6 +61,14 @@ def spread_over(value: Value, size: int) -> Value:
     return broadcast(value, (size, *of.shape), tuple(range(1, of.ndim + 1)))
 
 
+def led(args: Sequence[Value], batched: Sequence[bool]) -> tuple[Sequence[Value], Sequence[bool]]:
+    """Arguments of which one has the batch axis, if there are any, and which have it."""
+    if any(batched) or not args:
+        return args, batched
+    first, *rest = args
+    return [spread_over(first, size_of(args, batched)), *rest], [True, *batched[1:]]
+
+
 def summed(value: Value) -> Value:
     """The sum over the batch axis: the cotangent of what all examples share."""
     return reduce_sum(value, (0,))

@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
-from vkjit.control.batched import batched_body, over_batch, refuse_captured, size_of, spread_over
+from vkjit.control.batched import (
+    batched_body,
+    led,
+    over_batch,
+    refuse_captured,
+    size_of,
+    spread_over,
+)
 from vkjit.dtypes import is_float
 from vkjit.ir.avals import Aval
 from vkjit.ir.control import Control, Inline
@@ -158,6 +165,7 @@ class CustomJvpCall(Primitive):
 
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
         """Body and rule over the batch."""
+        args, batched = led(args, batched)
         body, captured = batched_body(self.body, args, batched)
         rule = BatchedJvp(self.rule, tuple(batched), len(captured), axis())
         prim = CustomJvpCall(body, rule, self.captured + len(captured), self.label)

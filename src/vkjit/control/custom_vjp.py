@@ -13,6 +13,7 @@ from typing import ClassVar, NoReturn, final
 
 from vkjit.control.batched import (
     batched_body,
+    led,
     over_batch,
     refuse_captured,
     size_of,
@@ -256,6 +257,7 @@ class CustomVjpCall(Primitive):
 
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
         """Body and rule over the batch."""
+        args, batched = led(args, batched)
         body, captured = batched_body(self.body, args, batched)
         rule = BatchedVjp(self.rule, tuple(batched), len(captured), axis())
         prim = CustomVjpCall(body, rule, self.captured + len(captured), self.label)
