@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
+import vkjit as vj
 from tests.oracles import arrays_of
 from tests.strategies import programs, seeds
+from vkjit import lax
 from vkjit.ir.check import check
 from vkjit.ir.evaluate import evaluate
 from vkjit.ir.parse import parse
@@ -216,3 +219,43 @@ def test_passes_keep_every_bit(
 def test_simplify_is_idempotent(program: Program) -> None:
     once = simplify(program)
     assert text(simplify(once)) == text(once)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "equation", "repeats"),
+    [
+        # x [batch, rows, k] with w [k, n], both ways round where a side has no free axes
+        (((3, 5, 4), (4, 6)), (((2,), (1,)), ((0,), (0,))), (3, 0)),
+        (((3, 4), (4, 6)), (((1,), (1,)), ((0,), (0,))), (3, 0)),
+        # two batch axes, one repeated: grouped heads
+        (((2, 3, 5, 4), (2, 7, 4)), (((3,), (3,)), ((0, 1), (0, 1))), (3, 1)),
+    ],
+)
+def test_fold_shares_an_operand_that_batches_repeat(
+    shapes: Any, equation: Any, repeats: tuple[int, int]
+) -> None:
+    size, at = repeats
+    contract, batch = equation
+
+    def repeated(w: Any) -> Any:
+        shape = (*w.shape[:at], size, *w.shape[at:])
+        return lax.broadcast_in_dim(w, shape, [i for i in range(len(shape)) if i != at])
+
+    def last(x: Any, w: Any) -> Any:
+        return lax.dot_general(x, repeated(w), equation)
+
+    def first(x: Any, w: Any) -> Any:
+        return lax.dot_general(repeated(w), x, (contract[::-1], batch[::-1]))
+
+    x, w = (
+        np.random.default_rng(i).normal(size=s).astype(np.float32) for i, s in enumerate(shapes)
+    )
+    for f in (last, first):
+        program = vj.make_ir(f)(x, w)
+        simpler = simplify(program)
+        names = [eqn.prim.name for eqn in simpler.eqns]
+        needs_a_permutation = f is first and len(shapes[0]) > 2
+        assert ("broadcast" in names) == needs_a_permutation
+        (want,) = evaluate(program, [x, w])
+        (got,) = evaluate(simpler, [x, w])
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

@@ -211,6 +211,8 @@ class Primitive(ABC):
     def simplify(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
         """A value or a simpler application that gives the same bits, or None.
 
+        Products may be taken together: their sums have the same terms in the same order.
+
         Args:
             args: of the equation.
             producer: the equation that made a variable, or None for parameters and literals.

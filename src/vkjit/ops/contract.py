@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
@@ -32,7 +32,7 @@ from vkjit.lowering.kernel.specs import ContractSpec, KernelSpec, Precision
 from vkjit.ops.cast import Cast, cast
 from vkjit.ops.pointwise import total
 from vkjit.ops.precision import named_precision
-from vkjit.ops.structural import float_of, permute
+from vkjit.ops.structural import Broadcast, float_of, permute
 from vkjit.trace import aval_of, bind
 
 Ints = tuple[int, ...]
@@ -214,6 +214,10 @@ class DotGeneral(Op):
         return permute(out, (at, *(i for i in range(rank) if i != at)))
 
     def simplify(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
+        """Widened operands are taken as they were, and one that batches repeat is taken once."""
+        return self._narrow(args, producer) or self._shared(args, producer)
+
+    def _narrow(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
         """The product of two widened operands is that of the narrow ones: widening is exact."""
         if self.accumulate != dtypes.float32:
             return None
@@ -222,6 +226,43 @@ class DotGeneral(Op):
         if first is None or any(n is None or n.aval.dtype != first.aval.dtype for n in narrow):
             return None
         return self, tuple([n for n in narrow if n is not None])
+
+    def _shared(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
+        """Batch axes along which one operand is repeated, as free axes of the other.
+
+        One product with many rows reads the shared operand once. Only where the axes of the result
+        need no permutation; for that the operands may change places.
+        """
+        lhs, rhs = args
+        pairs = self.lhs_batch, self.lhs_contract, self.rhs_batch, self.rhs_contract
+        own = self.lhs_free(lhs.aval.ndim), self.rhs_free(rhs.aval.ndim)
+        made = _without_repeats(rhs, producer, pairs[2])
+        if made is not None:
+            return self._joined((lhs, *pairs[:2], own[0]), (*made, *pairs[2:]))
+        made = _without_repeats(lhs, producer, pairs[0])
+        if made is not None and not (own[0] and own[1]):
+            return self._joined((rhs, *pairs[2:], own[1]), (*made, *pairs[:2]))
+        return None
+
+    def _joined(
+        self, many: tuple[Atom, Ints, Ints, Ints], shared: tuple[Atom, Ints, Ints, Ints]
+    ) -> Simpler | None:
+        """The product of (operand, batch, contracting and free axes) and (operand, axes, ...)."""
+        x, x_batch, x_contract, x_free = many
+        w, axes, w_batch, w_contract = shared
+        kept = [(a, axes.index(b)) for a, b in zip(x_batch, w_batch, strict=True) if b in axes]
+        batch = tuple([a for a, _ in kept])
+        if batch + _rest(x.aval.ndim, batch + x_contract) != x_batch + x_free:
+            return None
+        contract = tuple([axes.index(b) for b in w_contract])
+        prim = replace(
+            self,
+            lhs_contract=x_contract,
+            rhs_contract=contract,
+            lhs_batch=batch,
+            rhs_batch=tuple([b for _, b in kept]),
+        )
+        return prim, (x, w)
 
     def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
         """A contraction."""
@@ -324,6 +365,17 @@ def _narrow_half(eqn: Eqn | None) -> Atom | None:
     source = eqn.args[0]
     widened = eqn.outs[0].aval.dtype == dtypes.float32 and dtypes.is_float(source.aval.dtype)
     return source if widened and source.aval.dtype.itemsize == 2 else None
+
+
+def _without_repeats(x: Atom, producer: Producer, batch: Ints) -> tuple[Atom, Ints] | None:
+    """What was repeated along some of the ``batch`` axes only, and the axes that it had."""
+    eqn = producer(x)
+    if eqn is None or not isinstance(eqn.prim, Broadcast):
+        return None
+    (source,), axes, shape = eqn.args, eqn.prim.axes, eqn.prim.shape
+    new = set(_rest(len(shape), axes))
+    whole = source.aval.shape == tuple([shape[a] for a in axes])
+    return (source, axes) if new and whole and new <= set(batch) else None
 
 
 def _shift(axes: Ints, is_batched: bool) -> Ints:  # noqa: FBT001  one flag of `batched`
