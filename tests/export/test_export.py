@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import random
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -202,3 +204,29 @@ def test_an_interrupted_save_leaves_the_file_that_was_there(
         exported.save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_whatever_is_damaged_is_told_as_such() -> None:
+    exported = export.export(vj.jit(layer))(PARAMS, X)
+    whole = exported.serialize()
+    rng = random.Random(0)
+
+    def odd(part: bytes) -> bytes:
+        where = rng.randrange(len(part))
+        return part[:where] + rng.choice([b"", b"(", b'"', b"-1", b"[]", b"%z"]) + part[where + 2 :]
+
+    for _ in range(150):
+        damaged = altered(whole, rng.choice(["manifest", "program", "plans", "constants"]), odd)
+        with contextlib.suppress(DataError):
+            export.deserialize(damaged).lowered("cpu")
+
+
+def test_parts_that_do_not_belong_together_are_refused() -> None:
+    whole = export.export(vj.jit(layer))(PARAMS, X).serialize()
+
+    def with_(key: str, value: object) -> Any:
+        return lambda part: json.dumps({**json.loads(part), key: value}).encode()
+
+    for key, value in (("in_tree", "*"), ("donated", [7]), ("version", 0), ("constants", [])):
+        with pytest.raises(DataError, match=r"damaged|version 0"):
+            export.deserialize(altered(whole, "manifest", with_(key, value)))

@@ -19,6 +19,7 @@ from vkjit.control.registry import CONTROL
 from vkjit.device_array import DeviceArray, current_device, host_values
 from vkjit.errors import ArgumentError, DataError
 from vkjit.export import files, plans, trees
+from vkjit.ir.check import check
 from vkjit.ir.parse import parse
 from vkjit.ir.program import Program
 from vkjit.ir.text import text
@@ -28,6 +29,8 @@ from vkjit.lowering.target import Target
 from vkjit.ops.registry import PRIMITIVES
 from vkjit.runtime import get_device
 from vkjit.runtime.device import Device
+
+_DAMAGED = "the file is damaged"
 
 
 @final
@@ -152,14 +155,33 @@ def deserialize(data: bytes) -> Exported:
         DataError: this is no such file, it is damaged, or of a later version.
     """
     bundle = files.read(data)
-    try:
+    with files.reading(_DAMAGED):
         manifest = bundle.manifest
         ends = trees.from_data(manifest["in_tree"]), trees.from_data(manifest["out_tree"])
         program = parse(bundle.program, (*PRIMITIVES, *CONTROL))
+        check(program)
         donated = tuple(int(n) for n in manifest["donated"])
-    except (ArgumentError, KeyError, TypeError) as error:
-        raise DataError(f"load: the file is damaged: {error}") from error
+        _require_fitting(program, bundle.constants, ends, donated)
     return Exported(program, bundle.constants, ends, donated, bundle.plans)
+
+
+def _require_fitting(
+    program: Program,
+    constants: Sequence[files.HostArray],
+    ends: tuple[tree.TreeDef, tree.TreeDef],
+    donated: Sequence[int],
+) -> None:
+    """Refuses parts of a file that do not belong together."""
+    avals, count = program.in_avals, len(constants)
+    pairs = zip(constants, avals, strict=False)
+    if len(avals) < count or any((c.shape, c.dtype) != (a.shape, a.dtype) for c, a in pairs):
+        raise DataError(f"load: {_DAMAGED}: its constants are not those of its program")
+    leaves = len(avals) - count
+    # Contents of Refs are further results.
+    if ends[0].num_leaves != leaves or ends[1].num_leaves > len(program.results):
+        raise DataError(f"load: {_DAMAGED}: its structures are not those of its program")
+    if any(not 0 <= n < leaves for n in donated):
+        raise DataError(f"load: {_DAMAGED}: it donates {list(donated)} of {leaves} arguments")
 
 
 def load(path: str | os.PathLike[str]) -> Exported:
@@ -194,10 +216,11 @@ def _data(compiled: Compiled) -> dict[str, Any]:
 
 
 def _compiled(data: dict[str, Any]) -> Compiled:
-    plan = plans.from_data(data["plan"])
-    setup = data["setup"]
-    arena = Arena({}, plan.arena_bytes, data["live_peak"])
-    return Compiled(plan, None if setup is None else plans.from_data(setup), (), arena)
+    with files.reading("the plan in the file is damaged"):
+        plan = plans.from_data(data["plan"])
+        setup = data["setup"]
+        arena = Arena({}, plan.arena_bytes, data["live_peak"])
+        return Compiled(plan, None if setup is None else plans.from_data(setup), (), arena)
 
 
 def _device_of(leaves: Sequence[Any]) -> Device:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -60,31 +62,44 @@ def read(data: bytes) -> Bundle:
     Raises:
         DataError: it is no such file, is damaged, or of a later version.
     """
+    with (
+        reading("this is no exported function, or it is damaged"),
+        zipfile.ZipFile(io.BytesIO(data)) as archive,
+    ):
+        manifest = cast("dict[str, Any]", json.loads(archive.read("manifest.json")))
+        _require_known(manifest)
+        constants = tuple(
+            _array(archive.read(f"constants/{n}.npy"), BY_SHORT[name])
+            for n, name in enumerate(manifest["constants"])
+        )
+        plans = {
+            name.removeprefix("plans/").removesuffix(".json"): json.loads(archive.read(name))
+            for name in archive.namelist()
+            if name.startswith("plans/")
+        }
+        return Bundle(manifest, archive.read("program.txt").decode(), constants, plans)
+
+
+@contextmanager
+def reading(fault: str) -> Generator[None]:
+    """Whatever is raised inside is a fault of the file: parsers expect what was once written.
+
+    Raises:
+        DataError: ``fault``, and what was raised.
+    """
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            manifest = cast("dict[str, Any]", json.loads(archive.read("manifest.json")))
-            _require_known(manifest)
-            constants = tuple(
-                _array(archive.read(f"constants/{n}.npy"), BY_SHORT[name])
-                for n, name in enumerate(manifest["constants"])
-            )
-            plans = {
-                name.removeprefix("plans/").removesuffix(".json"): json.loads(archive.read(name))
-                for name in archive.namelist()
-                if name.startswith("plans/")
-            }
-            return Bundle(manifest, archive.read("program.txt").decode(), constants, plans)
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, zipfile.LargeZipFile) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"load: this is no exported function, or it is damaged: {error}") from error
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"load: {fault}: {error or type(error).__name__}") from error
 
 
 def _require_known(manifest: dict[str, Any]) -> None:
     if manifest.get("format") != FORMAT:
         raise DataError(f"load: the format is {manifest.get('format')!r}, expected {FORMAT!r}")
     version = manifest.get("version")
-    if not isinstance(version, int) or version > VERSION:
+    if not isinstance(version, int) or not 1 <= version <= VERSION:
         raise DataError(
             f"load: the file has version {version}, this vkjit reads up to {VERSION}; "
             "update vkjit, or export again with this one"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast, final
 
 from vkjit.errors import ArgumentError, DataError
+from vkjit.export.files import reading
 from vkjit.lowering.artifact import (
     Block,
     Branch,
@@ -20,7 +21,7 @@ from vkjit.lowering.artifact import (
     Role,
     Step,
     While,
-    leaves,
+    blocks,
 )
 from vkjit.lowering.kernel.nodes import Kernel
 from vkjit.lowering.kernel.parse import parse
@@ -121,54 +122,74 @@ def from_data(data: Data) -> Plan:
     Raises:
         DataError: the data is something else.
     """
-    try:
+    with reading("the plan in the file is damaged"):
         kernels = [parse(source) for source in data["kernels"]]
         plan = Plan(
-            data["name"],
-            tuple(PlannedBuffer(Role(role), *rest) for role, *rest in data["buffers"]),
+            str(data["name"]),
+            tuple(
+                PlannedBuffer(Role(role), _number(size), _number(position), *rest)
+                for role, size, position, *rest in data["buffers"]
+            ),
             tuple(_step(s, kernels) for s in data["steps"]),
-            frozenset(data["barriers"]),
-            data["peak_bytes"],
-            data["arena_bytes"],
+            frozenset(map(_number, data["barriers"])),
+            _number(data["peak_bytes"]),
+            _number(data["arena_bytes"]),
         )
-        _require_inside(plan)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise DataError(f"load: the plan in the file is damaged: {error!r}") from error
-    check_order(plan)
-    return plan
+        _require_inside(plan, plan.steps)
+        check_order(plan)
+        return plan
 
 
-def _require_inside(plan: Plan) -> None:
-    """Refuses ranges beyond their buffer, and ranges too short for what a kernel declares."""
-    for step in leaves(plan.steps):
-        match step:
-            case Launch():
-                places = step.arguments
-                pairs = zip(step.kernel.buffers, places, strict=True)
-                short = any(b.length * b.elem.bytes > place.size for b, place in pairs)
-            case Copy():
-                places, short = (step.source, step.target), step.source.size != step.target.size
-            case HostCall():
-                continue
+def _number(value: object) -> int:
+    """A size, count or position.
+
+    Raises:
+        DataError: it is none.
+    """
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise DataError(f"load: the plan in the file is damaged: {value!r} is no size or position")
+    return value
+
+
+def _require_inside(plan: Plan, steps: Sequence[Step]) -> None:
+    """Refuses ranges beyond their buffer, and ranges too short for what reads them."""
+    for step in steps:
+        places, short = _touched(step)
         outside = any(
-            place.offset < 0 or place.offset + place.cover().size > plan.buffers[place.buffer].size
-            for place in places
+            place.offset + place.cover().size > plan.buffers[place.buffer].size for place in places
         )
         if short or outside:
-            raise ValueError("a step reaches beyond its buffer")
+            raise DataError("load: a step of the plan reaches beyond its buffer")
+        for block in blocks(step):
+            _require_inside(plan, block.steps)
+
+
+def _touched(step: Step) -> tuple[tuple[Range, ...], bool]:
+    """The ranges that a step names, and whether one is too short."""
+    match step:
+        case Launch(kernel=kernel, arguments=places):
+            pairs = zip(kernel.buffers, places, strict=True)
+            return places, any(b.length * b.elem.bytes > place.size for b, place in pairs)
+        case Copy(source=source, target=target):
+            return (source, target), source.size != target.size
+        case While(predicate=flag):
+            return (flag,), flag.size < 1
+        case Branch(index=index):
+            return (index,), index.size < 4 or not step.branches
+        case Loop() | HostCall():
+            return (), False
 
 
 def _step(data: Data, kernels: list[Kernel]) -> Step:
     origin = tuple(cast("list[str]", data.get("origin", [])))
     if "launch" in data:
-        number: int = data["launch"]
         places = tuple(_placed(place) for place in data["arguments"])
-        return Launch(kernels[number], places, origin)
+        return Launch(kernels[_number(data["launch"])], places, origin)
     if "copy" in data:
         source, target = data["copy"]
         return Copy(_placed(source), _placed(target))
     if "loop" in data:
-        return Loop(_block(data["loop"], kernels), data["length"], origin)
+        return Loop(_block(data["loop"], kernels), _number(data["length"]), origin)
     if "while" in data:
         condition, body = _block(data["while"], kernels), _block(data["body"], kernels)
         return While(condition, _placed(data["predicate"]), body, origin)
@@ -179,9 +200,17 @@ def _step(data: Data, kernels: list[Kernel]) -> Step:
 
 
 def _block(data: Data, kernels: list[Kernel]) -> Block:
-    return Block(tuple(_step(s, kernels) for s in data["steps"]), frozenset(data["barriers"]))
+    steps = tuple(_step(s, kernels) for s in data["steps"])
+    return Block(steps, frozenset(map(_number, data["barriers"])))
 
 
 def _placed(data: Sequence[Any]) -> Range:
     moves = cast("list[list[int]]", data[3]) if len(data) > 3 else []
-    return Range(data[0], data[1], data[2], tuple(Move(*move) for move in moves))
+    return Range(*map(_number, data[:3]), tuple(map(_move, moves)))
+
+
+def _move(data: Sequence[int]) -> Move:
+    depth, stride, ring, first, step = data
+    if step not in (1, -1) or _number(ring) < 1:
+        raise DataError(f"load: the plan in the file is damaged: {data!r} is no move of a range")
+    return Move(_number(depth), _number(stride), ring, _number(first), step)
