@@ -147,3 +147,17 @@ def test_a_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("VKJIT_MANY_MISSES", "few")
     with pytest.raises(ArgumentError, match="VKJIT_MANY_MISSES: 'few'"):
         vj.jit(vnp.sin)(X)
+
+
+def test_programs_inside_are_shown_as_passes_change_them() -> None:
+    def total(x: Any) -> Any:
+        return vj.lax.scan(lambda c, v: (vnp.sin(c) * v * (2.0 * 3.0), c), x[0], x)[1]
+
+    shown = vj.explain(vj.checkpoint(total))(np.ones(4, np.float32))
+    before, after = str(shown).split("== dce", 1)
+    assert "body = total(" in before
+    assert "    body = " in before.split("body = total(", 1)[1]
+    assert "sin" in before
+    inlined = next(p for p in shown.passes if p.name == "inline")
+    assert "sin" in inlined.diff
+    assert after

@@ -11,7 +11,7 @@ from typing import Any, final
 from vkjit.api.jit import Jit, jit
 from vkjit.api.staged import Lowered
 from vkjit.ir.program import Program
-from vkjit.ir.text import Names, atom_text, eqn_text
+from vkjit.ir.text import Names, atom_text, eqn_text, named_programs
 from vkjit.lowering.artifact import Copy, HostCall, Launch, leaves
 from vkjit.passes.pipeline import SIMPLIFY
 
@@ -104,11 +104,14 @@ def _passes(program: Program) -> list[PassView]:
 
 
 def _lines(program: Program, names: Names) -> list[str]:
-    """The lines of a program, in numbers that later programs share."""
+    """The lines of a program and of those inside, in numbers that later programs share."""
     params = ", ".join(f"{names.of(v)}: {v.aval}" for v in program.params)
     found = [f"{program.name}({params})"]
     for eqn in program.eqns:
         found += eqn_text(eqn, names, lines=True).split("\n")
+        for label, inner in named_programs(eqn):
+            first, *rest = _lines(inner, names)
+            found += [f"  {label} = {first}", *[f"    {line}" for line in rest]]
     return [*found, f"return {', '.join(atom_text(r, names) for r in program.results)}"]
 
 
