@@ -140,16 +140,39 @@ def test_donated_arguments_need_no_memory_twice() -> None:
         ("100", 100),
         ("80%", 800),
         ("7 B", 7),
+        (np.int64(5), 5),
     ],
 )
 def test_budgets_are_read(text: int | str, expected: int) -> None:
     assert parse_budget(text, limit=1000) == expected
 
 
-@pytest.mark.parametrize("text", [0, -1, True, 1.5, "", "many", "4 potatoes", "-3MB", "80%", "4iB"])
+@pytest.mark.parametrize(
+    "text", [0, -1, True, 1.5, "", "many", "4 potatoes", "-3MB", "80%", "4iB", "0", "0.0MB"]
+)
 def test_other_budgets_are_refused(text: Any) -> None:
     with pytest.raises(ArgumentError, match="expected bytes"):
         parse_budget(text)
+
+
+def test_no_budget_a_little_below_the_smallest_is_met() -> None:
+    w, x = np.ones((64, 64), np.float32), np.ones((32, 64), np.float32)
+
+    def loss(w: Any) -> Any:
+        h = x
+        for _ in range(8):
+            h = vnp.tanh(vnp.sin(h @ w))
+        return (h * h).sum()
+
+    def peak(budget: int) -> int:
+        return vj.jit(vj.grad(loss), memory_budget=budget).lower(w).memory().peak
+
+    with pytest.raises(MemoryBudgetError) as refused:
+        peak(1000)
+    least = refused.value.smallest
+    assert peak(least) == least
+    with pytest.raises(MemoryBudgetError):
+        peak(int(least * 0.99))
 
 
 def test_a_budget_is_read_before_the_first_call() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
+
 from vkjit.api.memory import HeldAs, memory_timeline, storage
 from vkjit.errors import ArgumentError, MemoryBudgetError
 from vkjit.ir.program import Eqn, Program
@@ -81,20 +83,28 @@ def parse_budget(budget: int | str, limit: int = 0) -> int:
     Raises:
         ArgumentError: it is no positive number of bytes.
     """
-    if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
-        return budget
-    match = _BUDGET.fullmatch(budget) if isinstance(budget, str) else None
-    if match is not None:
-        number, percent, prefix, binary = match.groups()
-        if percent and limit:
-            return int(float(number) / 100 * limit)
-        if not percent and not (binary and not prefix):
-            unit = (_BINARY if binary else _UNITS)[prefix.lower()]
-            return int(float(number) * unit)
+    found = _bytes_of(budget, limit)
+    if found > 0:
+        return found
     raise ArgumentError(
         f"memory_budget: given {budget!r}, expected bytes as a positive int or a string such as "
         "'512MiB', '4GB' or, on a device whose memory is known, '80%'"
     )
+
+
+def _bytes_of(budget: object, limit: int) -> int:
+    """The bytes of a budget; 0 where it says none."""
+    if isinstance(budget, int | np.integer) and not isinstance(budget, bool):
+        return int(budget)
+    match = _BUDGET.fullmatch(budget) if isinstance(budget, str) else None
+    if match is None:
+        return 0
+    number, percent, prefix, binary = match.groups()
+    if percent:
+        return int(float(number) / 100 * limit)
+    if binary and not prefix:
+        return 0
+    return int(float(number) * (_BINARY if binary else _UNITS)[prefix.lower()])
 
 
 def fit(
@@ -254,6 +264,12 @@ class _Search:
                 break
             tried.append(made)
             current = made
+        for _ in range(_ROUNDS):
+            below = self.within(first, current.peak - 1)
+            if below is None:
+                break
+            tried.append(below)
+            current = below
         return tried
 
     def _timeline(self, program: Program) -> Timeline:
