@@ -206,7 +206,8 @@ def _block(data: Data, kernels: list[Kernel]) -> Block:
 
 def _placed(data: Sequence[Any]) -> Range:
     moves = cast("list[list[int]]", data[3]) if len(data) > 3 else []
-    return Range(*map(_number, data[:3]), tuple(map(_move, moves)))
+    buffer, offset, size = map(_number, data[:3])
+    return Range(buffer, offset, size, tuple(map(_move, moves)))
 
 
 def _move(data: Sequence[int]) -> Move:
