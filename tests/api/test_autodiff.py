@@ -234,3 +234,32 @@ def test_inner_functions_see_outer_tracers() -> None:
         return vnp.sum(inner * x)
 
     close(vj.grad(fn)(X), 6 * X**2)  # inner = 2 x^2
+
+
+def test_auxiliary_data_comes_with_every_derivative() -> None:
+    x = np.array([0.5, 2.0], np.float32)
+
+    def cubes(v: Any) -> Any:
+        return v**3, {"sum": v.sum(), "count": 2}
+
+    value, moved, aux = vj.jvp(cubes, (x,), (x,), has_aux=True)
+    np.testing.assert_allclose(np.asarray(moved), 3 * x**3, rtol=1e-6)
+    again, push, other = vj.linearize(cubes, x, has_aux=True)
+    np.testing.assert_array_equal(np.asarray(again), np.asarray(value))
+    np.testing.assert_allclose(np.asarray(push(x)), 3 * x**3, rtol=1e-6)
+    assert float(aux["sum"]) == float(other["sum"]) == 2.5
+    for jacobian in (vj.jacfwd, vj.jacrev):
+        found, more = jacobian(cubes, has_aux=True)(x)
+        np.testing.assert_allclose(np.asarray(found), np.diag(3 * x**2), rtol=1e-6)
+        assert float(more["sum"]) == 2.5
+    second, more = vj.hessian(lambda v: ((v**3).sum(), v), has_aux=True)(x)
+    np.testing.assert_allclose(np.asarray(second), np.diag(6 * x), rtol=1e-6)
+    np.testing.assert_array_equal(np.asarray(more), x)
+
+
+def test_jacobians_of_integers_are_refused() -> None:
+    for jacobian in (vj.jacfwd, vj.jacrev):
+        with pytest.raises(DTypeError, match=r"jacobian of .* expected a float"):
+            jacobian(lambda n: n * 2.0)(3)
+    with pytest.raises(DTypeError, match=r"jacrev of .* expected floats"):
+        vj.jacrev(lambda v: v.astype("int32"))(np.ones(2, np.float32))

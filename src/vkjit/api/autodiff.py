@@ -23,21 +23,25 @@ from vkjit.trace import aval_of
 Function = Callable[..., Any]
 
 
-def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+def jvp(
+    fn: Function, primals: Sequence[Any], tangents: Sequence[Any], *, has_aux: bool = False
+) -> tuple[Any, ...]:
     """The value of ``fn`` and its derivative along ``tangents``.
 
     Args:
         fn: of ``len(primals)`` pytrees of arrays.
         primals: where to evaluate.
         tangents: a pytree of the structure, shapes and dtypes of each primal.
+        has_aux: whether ``fn`` returns a pair of a value and auxiliary data.
 
     Returns:
-        ``fn(*primals)`` and its directional derivative, of the same structure.
+        ``fn(*primals)`` and its directional derivative, of the same structure; with ``has_aux``
+        these of the value, and the auxiliary data.
 
     Raises:
         ShapeError, DTypeError: a tangent does not fit its primal.
     """
-    flat, leaves = flatten_call(fn, primals)
+    flat, leaves = flatten_call(fn, primals, has_aux=has_aux)
     dleaves, dtree = tree.flatten((tuple(tangents), {}))
     if dtree != flat.in_tree:
         raise ShapeError(f"jvp: tangents have structure {dtree}, expected that of the primals")
@@ -47,7 +51,8 @@ def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[
     moving: list[Tangent] = [*[None] * len(traced.captured), *dleaves]
     outs, douts = forward.jvp(traced.program, values, moving)
     moved = filled(douts, traced.program.out_avals)
-    return flat.result(outs), flat.result(moved)
+    pair = flat.result(outs[: flat.main]), flat.result(moved[: flat.main])
+    return (*pair, flat.aux(outs)) if has_aux else pair
 
 
 def value_and_grad(
@@ -75,7 +80,7 @@ def value_and_grad(
         chosen = positions(argnums, len(args), f"grad of {name_of(fn)}")
         diff = [args[i] for i in chosen]
         for number, arg in zip(chosen, diff, strict=True):
-            _require_floats(fn, number, arg)
+            require_floats(f"grad of {name_of(fn)}", number, arg)
 
         def of_chosen(*parts: Any) -> Any:
             full = list(args)
@@ -118,13 +123,23 @@ def _tangent(primal: Value, tangent: Value) -> Tangent:
     return fitting_tangent(of, tangent) if is_float(of.dtype) else None
 
 
-def _require_floats(fn: Function, number: int, arg: Any) -> None:
+def require_floats(what: str, number: int, arg: Any) -> None:
+    """Refuses an argument that cannot be differentiated.
+
+    Args:
+        what: the transformation and the function, for the message.
+        number: position of the argument.
+        arg: a pytree of arrays.
+
+    Raises:
+        DTypeError: a leaf is not a float.
+    """
     for path, leaf in tree.leaves_with_path(arg):
         of = aval_of(leaf)
         if not is_float(of.dtype):
             raise DTypeError(
-                f"grad of {name_of(fn)}: argument {number}{tree.keystr(path)} is {of}, expected a "
-                "float; cast it, or leave it out of argnums"
+                f"{what}: argument {number}{tree.keystr(path)} is {of}, expected a float; cast it, "
+                "or leave it out of argnums"
             )
 
 

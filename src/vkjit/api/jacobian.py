@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from vkjit import tree
-from vkjit.api.autodiff import jvp
+from vkjit.api.autodiff import jvp, require_floats
 from vkjit.api.batching import vmap
 from vkjit.api.flat import name_of, positions
 from vkjit.api.pullback import vjp
+from vkjit.dtypes import is_float
+from vkjit.errors import DTypeError
 from vkjit.ir.primitive import Value
 from vkjit.numpy import eye, reshape
 from vkjit.trace import aval_of
@@ -20,11 +22,19 @@ from vkjit.trace import aval_of
 Function = Callable[..., Any]
 
 
-def jacfwd(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
+def jacfwd(fn: Function, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Function:
     """The Jacobian of ``fn``, one column per input element, by forward mode.
 
     The result nests the structure of the output outside that of the argument; each leaf has the
     output's shape followed by the input's.
+
+    Args:
+        fn: returns a pytree of floats, or a pair of one and auxiliary data with ``has_aux``.
+        argnums: positional arguments to differentiate with respect to; pytrees of float arrays.
+        has_aux: whether ``fn`` returns auxiliary data; the result is then ``(jacobian, aux)``.
+
+    Raises:
+        DTypeError: an argument is not a float.
     """
 
     @wraps(fn)
@@ -33,22 +43,28 @@ def jacfwd(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
         leaves, in_tree = tree.flatten(tuple(diff))
 
         def push(*tangents: Value) -> Any:
-            return jvp(of_chosen, diff, tree.unflatten(in_tree, tangents))[1]
+            moved = jvp(of_chosen, diff, tree.unflatten(in_tree, tangents), has_aux=has_aux)
+            return moved[1], moved[2:]
 
-        columns = vmap(push, out_axes=-1)(*_basis(leaves))
-        return _nested(columns, leaves, in_tree, isinstance(argnums, int), len(chosen))
+        columns, aux = vmap(push, out_axes=(-1, None))(*_basis(leaves))
+        found = _nested(columns, leaves, in_tree, isinstance(argnums, int), len(chosen))
+        return (found, *aux) if has_aux else found
 
     return wrapped
 
 
-def jacrev(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
-    """The Jacobian of ``fn`` by reverse mode, one row per output element; shape as ``jacfwd``."""
+def jacrev(fn: Function, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Function:
+    """The Jacobian of ``fn`` by reverse mode, one row per output element.
+
+    Arguments, result and errors are those of ``jacfwd``; the values must be floats, too.
+    """
 
     @wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         chosen, of_chosen, diff = _select(fn, argnums, args, kwargs)
-        value, pullback = vjp(of_chosen, *diff)
+        value, pullback, *aux = vjp(of_chosen, *diff, has_aux=has_aux)
         outs, out_tree = tree.flatten(value)
+        _require_float_values(fn, outs)
         rows = vmap(lambda *cts: pullback(tree.unflatten(out_tree, cts)))(*_basis(outs))
         flat_rows, in_tree = tree.flatten(rows)
         per_out: list[Any] = []
@@ -61,21 +77,34 @@ def jacrev(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
             per_out.append(nested[0] if isinstance(argnums, int) else tuple(nested))
             start += of.size
         del chosen
-        return tree.unflatten(out_tree, per_out)
+        found = tree.unflatten(out_tree, per_out)
+        return (found, *aux) if has_aux else found
 
     return wrapped
 
 
-def hessian(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
-    """Second derivatives of ``fn``: forward over reverse."""
-    return jacfwd(jacrev(fn, argnums), argnums)
+def hessian(fn: Function, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Function:
+    """Second derivatives of ``fn``: forward over reverse; see ``jacfwd``."""
+    return jacfwd(jacrev(fn, argnums, has_aux=has_aux), argnums, has_aux=has_aux)
+
+
+def _require_float_values(fn: Function, outs: Sequence[Value]) -> None:
+    avals = [aval_of(v) for v in outs]
+    if not all(is_float(a.dtype) for a in avals):
+        raise DTypeError(
+            f"jacrev of {name_of(fn)}: it returned {', '.join(map(str, avals))}, expected floats; "
+            "cast them, or use jacfwd"
+        )
 
 
 def _select(
     fn: Function, argnums: int | Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[tuple[int, ...], Function, list[Any]]:
     """Positions to differentiate, ``fn`` of those arguments alone, and their values."""
-    chosen = positions(argnums, len(args), f"jacobian of {name_of(fn)}")
+    what = f"jacobian of {name_of(fn)}"
+    chosen = positions(argnums, len(args), what)
+    for number in chosen:
+        require_floats(what, number, args[number])
 
     def of_chosen(*parts: Any) -> Any:
         full = list(args)

@@ -202,7 +202,7 @@ class Pushforward(_AtPoint):
                 f"linearize: tangents have structure {found}, expected that of the primals"
             )
         outs = derivative.push(self._residuals(), leaves)
-        return tree.unflatten(derivative.out_tree, outs)
+        return tree.unflatten(derivative.out_tree, outs[: derivative.out_tree.num_leaves])
 
     def _what(self) -> str:
         return f"pushforward of {self.derivative.name}"
@@ -225,16 +225,18 @@ _register(Pullback)
 _register(Pushforward)
 
 
-def linearize(fn: Function, *primals: Any) -> tuple[Any, Pushforward]:
+def linearize(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of ``fn`` and its derivative as a linear function of tangents.
 
     Returns:
-        ``(value, pushforward)``: a ``Pushforward``, which is a pytree whose leaves are what the
-        derivative reads.
+        ``(value, pushforward)``, or ``(value, pushforward, aux)``: a ``Pushforward``, which is a
+        pytree whose leaves are what the derivative reads.
     """
-    flat, leaves = flatten_call(fn, primals)
+    flat, leaves = flatten_call(fn, primals, has_aux=has_aux)
     lin = Linearization(flat, leaves)
-    return flat.result(lin.outs), Pushforward(lin.derivative, *_parted(lin, leaves))
+    pushforward = Pushforward(lin.derivative, *_parted(lin, leaves))
+    value = flat.result(lin.outs[: flat.main])
+    return (value, pushforward, flat.aux(lin.outs)) if has_aux else (value, pushforward)
 
 
 def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
