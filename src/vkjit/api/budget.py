@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
-
-import numpy as np
+from operator import index
+from typing import SupportsIndex, final
 
 from vkjit.api.memory import HeldAs, memory_timeline, storage
 from vkjit.errors import ArgumentError, MemoryBudgetError
@@ -94,8 +93,8 @@ def parse_budget(budget: int | str, limit: int = 0) -> int:
 
 def _bytes_of(budget: object, limit: int) -> int:
     """The bytes of a budget; 0 where it says none."""
-    if isinstance(budget, int | np.integer) and not isinstance(budget, bool):
-        return int(budget)
+    if isinstance(budget, SupportsIndex) and not isinstance(budget, bool):
+        return index(budget)
     match = _BUDGET.fullmatch(budget) if isinstance(budget, str) else None
     if match is None:
         return 0
