@@ -12,7 +12,7 @@ from vkjit.control.remembered import remembered
 from vkjit.control.scan_form import Derived, derive, sections
 from vkjit.ir.control import Scan as Form
 from vkjit.ir.primitive import Value
-from vkjit.passes.batch import Axis, axis, batch
+from vkjit.passes.batch import Axis, axis, batch, masks
 
 
 @final
@@ -27,13 +27,18 @@ class Batched:
 
 def batched_scan(form: Form, flags: tuple[bool, ...], size: int) -> Batched:
     """The scan for arguments that have a batch axis of ``size``, or not."""
-    return _along(form, flags, size, axis())
+    return _along(form, flags, size, axis(), bool(masks()))
 
 
 @remembered(lambda made: made.scan.closed)
-def _along(form: Form, flags: tuple[bool, ...], size: int, of: Axis | None) -> Batched:
-    """The scan over a batch along one axis, to which its collectives refer."""
-    del of
+def _along(
+    form: Form, flags: tuple[bool, ...], size: int, of: Axis | None, masked: object
+) -> Batched:
+    """The scan over a batch along one axis, to which its collectives refer.
+
+    Where it is ``masked``, what acts in it does so for some examples.
+    """
+    del of, masked
     constants, carries, slices = sections(form, flags)
     while True:
         scan, spread = _traced(form, [*constants, *carries, *slices], size)
