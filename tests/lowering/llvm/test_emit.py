@@ -129,7 +129,8 @@ def test_both_forms_of_a_kernel_may_be_needed() -> None:
 def test_steps_are_tables() -> None:
     text = emit(plan(Copy(at(0, 128), at(3, 64)), Launch(add(), (at(0), at(2)))), REFERENCE)
     assert (
-        "[2 x { ptr, i64, i64, i64 }] [{ ptr, i64, i64, i64 } { ptr null, i64 64, i64 0, i64 2 }, "
+        "[2 x { ptr, i64, i64, i64 }] [{ ptr, i64, i64, i64 } { ptr inttoptr (i64 0 to ptr), "
+        "i64 64, i64 0, i64 2 }, "
         "{ ptr, i64, i64, i64 } { ptr @k0, i64 1, i64 2, i64 2 }]"
     ) in text
     assert (
