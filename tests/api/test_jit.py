@@ -330,3 +330,16 @@ def test_jit_around_a_transformation_of_jit_compiles_the_transformation() -> Non
     assert float(vj.jit(vj.grad(vj.jit(cube)))(2.0)) == 12.0
     got = vj.jit(vj.vmap(vj.jit(vnp.sum)))(np.ones((2, 3), np.float32))
     np.testing.assert_array_equal(np.asarray(got), [3.0, 3.0])
+
+
+def test_what_a_function_closes_over_is_not_read_after_its_donation(device: str) -> None:
+    with vj.default_device(device):
+        kept = vj.device_put(np.ones_like(X))
+        plus = vj.jit(lambda x: x + kept, donate_argnums=0)
+        with pytest.raises(DonatedBufferError, match="donated that the function closes over"):
+            plus(kept)
+        np.testing.assert_array_equal(np.asarray(plus(vj.device_put(X))), X + 1)
+        vj.jit(lambda x: x * 0 - 7, donate_argnums=0)(kept)
+        for reading in (plus, vj.jit(lambda x: x - kept)):
+            with pytest.raises(DonatedBufferError, match="closes over was donated to another"):
+                reading(vj.device_put(X))

@@ -12,6 +12,7 @@ from vkjit.debug.modes import modes
 from vkjit.debug.nans import watched
 from vkjit.device_array import DeviceArray, device_put
 from vkjit.errors import DonatedBufferError, InternalError
+from vkjit.ir.primitive import Value
 from vkjit.runtime.device import Device, Loaded
 from vkjit.runtime.profiling import active
 
@@ -21,6 +22,7 @@ class Executable:
     """A loaded plan, and what is needed to make arrays of its outputs."""
 
     __slots__ = (
+        "closed_over",
         "device",
         "donated",
         "loaded",
@@ -40,12 +42,20 @@ class Executable:
         self.out_tree = out_tree
         self.out_avals = lowered.program.out_avals
         self.donated = lowered.donated
+        # The plan reads the memory of these arrays, which a call of another function may take over.
+        found = [v for v in lowered.constants if isinstance(v, DeviceArray)]
+        self.closed_over = [v for v in found if v.buffer.device is device]
         self.single = out_tree == tree.structure(0)
         self.tuned_at = tuning.version()
 
     @classmethod
     def load(cls, lowered: Lowered, device: Device, out_tree: tree.TreeDef) -> Executable:
-        """Uploads and packs the constants of a plan and loads its code."""
+        """Uploads and packs the constants of a plan and loads its code.
+
+        Raises:
+            DonatedBufferError: a constant was donated to a call.
+        """
+        _require_constants(lowered.constants)
         constants = [device_put(v, device.name).buffer for v in lowered.constants]
         setup = lowered.compiled.setup
         packed = [] if setup is None else device.load(setup).run(constants)
@@ -58,8 +68,11 @@ class Executable:
     def __call__(self, leaves: Sequence[DeviceArray], refs: Sequence[Ref] = ()) -> Any:
         """Runs the plan on the leaves of the arguments; the last outputs go to ``refs``."""
         buffers = [v.buffer for v in leaves]
+        if self.closed_over:
+            _require_constants(self.closed_over)
         if self.donated:
             _check_donation(leaves, self.donated)
+            _check_constants(leaves, self.donated, self.closed_over)
         try:
             measured = active.profile
             if measured is None:
@@ -81,6 +94,29 @@ class Executable:
         if self.tuned_at != now and tuning.is_current(self.device, choices):
             self.tuned_at = now
         return self.tuned_at == now
+
+
+def _require_constants(constants: Sequence[Value]) -> None:
+    """Refuses to read memory that a call of another function took over."""
+    for value in constants:
+        if isinstance(value, DeviceArray) and value.buffer.released:
+            raise DonatedBufferError(
+                f"jit: an array {value.aval} that the function closes over was donated to another "
+                "call; pass it as an argument, or do not donate it (donate_argnums)"
+            )
+
+
+def _check_constants(
+    leaves: Sequence[DeviceArray], donated: Sequence[int], constants: Sequence[DeviceArray]
+) -> None:
+    """What the function closes over must not be donated to it."""
+    kept = {id(v.buffer) for v in constants}
+    for position in donated:
+        if id(leaves[position].buffer) in kept:
+            raise DonatedBufferError(
+                f"jit: an array {leaves[position].aval} is donated that the function closes over; "
+                "pass a copy, or do not donate it"
+            )
 
 
 def _require_alive(leaves: Sequence[DeviceArray]) -> None:
