@@ -110,6 +110,8 @@ def split_constant(
 ) -> SplitSteps:
     """Takes the steps that read nothing but constants out of the call, as far as memory allows.
 
+    Of equal ones, such as those that pack an operand of several products, one is done for all.
+
     Args:
         steps: in order.
         constants: number of leading arrays that are constants.
@@ -123,6 +125,7 @@ def split_constant(
             writers[array] = writers.get(array, 0) + 1
     known = set(range(constants))
     once: list[AnyStep] = []
+    results_of: dict[object, list[int]] = {}  # of steps that are done once, by kernel and operands
     each_call: list[AnyStep] = []
     for step in steps:
         made = [arrays.memory(a) for a in step.written()]
@@ -133,10 +136,15 @@ def split_constant(
             and all(arrays.memory(a) in known for a in step.read())
             and all(writers[a] == 1 and a not in results for a in made)
         )
-        if fixed and spent <= limit:
+        same = (id(step.kernel), tuple(step.read())) if isinstance(step, KernelStep) else None
+        if fixed and same in results_of and not any(map(arrays.is_put, step.written())):
+            for array, equal in zip(step.written(), results_of[same], strict=True):
+                arrays.put(array, equal)
+        elif fixed and spent <= limit:
             limit -= spent
             known.update(made)
             once.append(step)
+            results_of[same] = step.written()
         else:
             each_call.append(step)
     wanted = {arrays.memory(a) for step in each_call for a in step.read()}
