@@ -41,6 +41,8 @@ class Runs(Primitive):
                 return self.form.branches
             case Call():
                 return ()
+            case _:
+                raise AssertionError(self.form)
 
     def with_programs(self, programs: Sequence[Program]) -> Runs:
         match self.form:
@@ -52,6 +54,8 @@ class Runs(Primitive):
                 return Runs(replace(self.form, branches=tuple(programs)))
             case Call():
                 return self
+            case _:
+                raise AssertionError(self.form)
 
     def infer_outs(self, avals: Sequence[Aval]) -> tuple[Aval, ...]:
         if isinstance(self.form, Call):
@@ -76,6 +80,8 @@ class Runs(Primitive):
             case Call(function):
                 function(*arrays)
                 return ()
+            case _:
+                raise AssertionError(self.form)
 
     def jvp_outs(
         self, primals: Sequence[Value], tangents: Sequence[Tangent]

@@ -311,10 +311,12 @@ def test_remat_without_a_budget_is_checkpoint() -> None:
 
 
 def test_refuses_what_is_not_a_function() -> None:
+    number: Any = 3
     with pytest.raises(ArgumentError, match="expected a function"):
-        vj.checkpoint(3)
+        vj.checkpoint(number)
+    text: Any = "dots"
     with pytest.raises(ArgumentError, match="checkpoint_policies"):
-        vj.checkpoint(layer, policy="dots")
+        vj.checkpoint(layer, policy=text)
 
 
 def test_refuses_shapes_that_do_not_fit() -> None:

@@ -12,7 +12,7 @@ import pytest
 import vkjit as vj
 from vkjit import optim
 from vkjit.errors import InternalError
-from vkjit.lowering.artifact import Copy, Plan, Range, Role, Step
+from vkjit.lowering.artifact import Copy, Launch, Plan, Range, Role, Step
 from vkjit.lowering.compile import compile_program
 from vkjit.lowering.kernel.cost import flops
 from vkjit.lowering.plan.hazards import check_order, footprint
@@ -97,7 +97,7 @@ def step_plan(name: str) -> tuple[Plan, frozenset[int]]:
 
 def moves_only(step: Step) -> bool:
     """Whether a step computes nothing: a copy, a transpose, a cast."""
-    return isinstance(step, Copy) or flops(step.kernel) == 0.0
+    return isinstance(step, Copy) or (isinstance(step, Launch) and flops(step.kernel) == 0.0)
 
 
 def size(ranges: tuple[Range, ...]) -> int:
