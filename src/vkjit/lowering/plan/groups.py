@@ -17,6 +17,7 @@ from typing import Any, final
 
 import numpy as np
 
+from vkjit.blocks import BlockType
 from vkjit.ir.control import Branch, Call, Scan, Transfer, While
 from vkjit.ir.program import Var
 from vkjit.lowering.kernel.specs import KeyRule, Precision, ReduceRule, ScalarFn
@@ -39,11 +40,15 @@ class ArrayInfo:
 @final
 @dataclass(frozen=True, slots=True)
 class LoadStep:
-    """The element of ``array`` at ``view``; of ``IOTA`` the index itself, as ``type``."""
+    """The element of ``array`` at ``view``; of ``IOTA`` the index itself, as ``type``.
+
+    With ``blocks`` the array holds dense blocks, and the view counts the numbers in them.
+    """
 
     array: int
     view: View
     type: ScalarType
+    blocks: BlockType | None = None
 
 
 @final
@@ -71,7 +76,7 @@ class GatherStep:
     """The element of ``array`` at ``view`` moved by ``stride`` times value ``index``.
 
     ``index`` is an ``i32`` value, clamped to [0, ``size`` - 1]; the view has stride 0 along the
-    axes that only the index depends on.
+    axes that only the index depends on. ``blocks`` is that of ``LoadStep``.
     """
 
     array: int
@@ -80,6 +85,7 @@ class GatherStep:
     stride: int
     size: int
     type: ScalarType
+    blocks: BlockType | None = None
 
 
 @final
