@@ -71,7 +71,7 @@ class Inputs(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Inputs and their labels; int32 [B,T] each, but for ``rows``.
+    """Inputs and their labels; int32 [B,T] each, but for ``rows`` and ``categories``.
 
     Args:
         tokens: As in `Inputs`.
@@ -82,6 +82,8 @@ class Batch(NamedTuple):
         rows: int32 [K], the places in [B*T] that predict a target (`target_rows`), negative ones
             to fill up. Only these meet the head, whose V logits are the widest array of the model.
             None: all places do.
+        categories: int32 [K], the category of each entry of ``rows``, negative for a fill entry.
+            The model does not read it: losses are summed by it.
     """
 
     tokens: Any
@@ -89,6 +91,7 @@ class Batch(NamedTuple):
     positions: Any
     segments: Any
     rows: Any = None
+    categories: Any = None
 
     @property
     def inputs(self) -> Inputs:
