@@ -1,9 +1,4 @@
-"""Functions of neural networks, composed from `vkjit.numpy`.
-
-Names, argument order and values follow ``jax.nn`` where it has the function. Gradients come from
-differentiating the compositions, which are written so that neither values nor gradients turn into
-NaN at large arguments.
-"""
+"""Activations, softmax, norms and attention."""
 
 from __future__ import annotations
 

@@ -1,0 +1,40 @@
+"""Functions of neural networks, composed from `vkjit.numpy`.
+
+Names, argument order and values follow ``jax.nn`` where it has the function. Gradients come from
+differentiating the compositions, which are written so that neither values nor gradients turn into
+NaN at large arguments.
+"""
+
+from __future__ import annotations
+
+from vkjit.nn._functions import (
+    dot_product_attention,
+    gelu,
+    layer_norm,
+    log_sigmoid,
+    log_softmax,
+    logsumexp,
+    one_hot,
+    relu,
+    rms_norm,
+    sigmoid,
+    silu,
+    softmax,
+    softplus,
+)
+
+__all__ = [
+    "dot_product_attention",
+    "gelu",
+    "layer_norm",
+    "log_sigmoid",
+    "log_softmax",
+    "logsumexp",
+    "one_hot",
+    "relu",
+    "rms_norm",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+]
