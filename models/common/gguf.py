@@ -1,8 +1,9 @@
-"""GGUF model files: metadata, tensors expanded to float32, and the Llama architecture by name.
+"""GGUF model files: metadata, tensors, and the Llama architecture by name.
 
 The format and the block layouts are those of ggml; parsing and dequantisation are the ``gguf``
 library's. This module adds what the library leaves open: errors that say which file, what was found
-and what was expected, the completeness check, and the row order of the query and key projections.
+and what was expected, the completeness check, tensors that are arrays of blocks over the mapped
+file, and the row order of the query and key projections.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final, overload
+from typing import Any, Literal, TypeAlias, cast, final, get_args, overload
 
+import ml_dtypes
 import numpy as np
 from gguf import GGUFReader, ReaderTensor, quants
 from numpy.typing import DTypeLike, NDArray
 
-from vkjit.errors import DataError
+from vkjit.blocks import BLOCK_TYPES
+from vkjit.errors import ArgumentError, DataError
 
 from .smollm2 import find_smollm2
 
@@ -24,8 +27,12 @@ __all__ = [
     "SUPPORTED_ARCHITECTURES",
     "SUPPORTED_TYPES",
     "GgufFile",
+    "HostWeight",
     "LlamaHyper",
+    "WeightFormat",
     "find_smollm2",
+    "llama_hyper",
+    "llama_weights",
     "open_gguf",
     "permute_rows",
     "read_llama",
@@ -41,6 +48,13 @@ SUPPORTED_TYPES: tuple[str, ...] = (
 )  # fmt: skip
 """Tensor types that :meth:`GgufFile.load_tensor` expands."""
 
+WeightFormat: TypeAlias = Literal["packed", "float32", "bfloat16", "float16"]
+"""How weights are held: "packed" as they lie in the file, else all matrices in one float type."""
+
+_FLOATS: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16),
+}  # fmt: skip
+_FILE_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _MAGIC = b"GGUF"
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -89,6 +103,27 @@ class LlamaHyper:
 
 @final
 @dataclass(frozen=True)
+class HostWeight:
+    """One weight of a model on the host.
+
+    Args:
+        name: Its Hugging Face name.
+        kind: The type that it has in the file.
+        value: Numbers, or blocks: an array of a block dtype (:mod:`vkjit.blocks`) whose last axis
+            counts blocks. Over the mapped file where nothing was copied.
+        file_bytes: What it takes in the file.
+        copied_bytes: What was written on the host to make ``value``; 0 over the mapping.
+    """
+
+    name: str
+    kind: str
+    value: NDArray[Any]
+    file_bytes: int
+    copied_bytes: int
+
+
+@final
+@dataclass(frozen=True)
 class GgufFile:
     """An open GGUF: metadata as plain Python values, tensors mapped from disk until loaded."""
 
@@ -107,6 +142,34 @@ class GgufFile:
         Raises:
             DataError: no such tensor, or its type is not in :data:`SUPPORTED_TYPES`.
         """
+        tensor = self._find(name)
+        values = quants.dequantize(tensor.data, tensor.tensor_type)
+        return np.array(values, np.float32, order="C").reshape(_shape(tensor))
+
+    def map_tensor(self, name: str) -> NDArray[Any] | None:
+        """One tensor as it lies in the mapped file; None where its type is no dtype of vkjit.
+
+        Its elements are numbers (F32, F16, BF16) or blocks: ``(rows, blocks of a row)``.
+
+        Raises:
+            DataError: As :meth:`load_tensor`.
+        """
+        tensor = self._find(name)
+        kind, shape = tensor.tensor_type.name, _shape(tensor)
+        raw = cast("NDArray[Any]", tensor.data).reshape(-1).view(np.uint8)
+        if kind in _FLOATS:
+            return raw.view(_FLOATS[kind]).reshape(shape)
+        if kind not in BLOCK_TYPES:
+            return None
+        block = BLOCK_TYPES[kind]
+        return raw.view(block.dtype).reshape(*shape[:-1], shape[-1] // block.size)
+
+    def check_types(self) -> None:
+        """Refuse the file when a tensor has a type outside :data:`SUPPORTED_TYPES`."""
+        for tensor in self.tensors.values():
+            self._require_type(tensor)
+
+    def _find(self, name: str) -> ReaderTensor:
         tensor = self.tensors.get(name)
         if tensor is None:
             raise DataError(
@@ -114,13 +177,7 @@ class GgufFile:
                 f"the file is incomplete or of another architecture"
             )
         self._require_type(tensor)
-        values = quants.dequantize(tensor.data, tensor.tensor_type)
-        return np.array(values, np.float32, order="C").reshape(_shape(tensor))
-
-    def check_types(self) -> None:
-        """Refuse the file when a tensor has a type outside :data:`SUPPORTED_TYPES`."""
-        for tensor in self.tensors.values():
-            self._require_type(tensor)
+        return tensor
 
     def _require_type(self, tensor: ReaderTensor) -> None:
         kind = tensor.tensor_type.name
@@ -220,35 +277,84 @@ def open_gguf(path: Path | str) -> GgufFile:
     return GgufFile(path, metadata, {tensor.name: tensor for tensor in reader.tensors})
 
 
-def read_llama(source: Path | str | GgufFile) -> tuple[LlamaHyper, dict[str, NDArray[np.float32]]]:
-    """Read a Llama-architecture GGUF into Hugging Face names, every weight expanded to float32.
+def read_llama(
+    source: Path | str | GgufFile, weights: WeightFormat = "float32"
+) -> tuple[LlamaHyper, dict[str, NDArray[Any]]]:
+    """Sizes and weights of a Llama-architecture GGUF, by Hugging Face name.
 
-    Matrices are (out, in). The rows of ``q_proj`` and ``k_proj`` are put into Hugging Face order
-    (:func:`unpermute_rows`), so that RoPE pairs (j, j + head_dim/2). ``lm_head.weight`` is present
-    only when the model is not tied.
+    The weights are those of :func:`llama_weights`, all at once: with the default on the host in
+    float32, with "packed" mostly over the mapped file.
 
     Raises:
+        ArgumentError: ``weights`` is none of the formats.
         DataError: unsupported architecture, tensor type or RoPE scaling; missing, foreign or
             misshapen tensors.
     """
     file = source if isinstance(source, GgufFile) else open_gguf(source)
+    hyper = llama_hyper(file)
+    return hyper, {weight.name: weight.value for weight in llama_weights(file, hyper, weights)}
+
+
+def llama_hyper(file: GgufFile) -> LlamaHyper:
+    """Sizes and constants of a Llama-architecture file whose tensors are all there.
+
+    Raises:
+        DataError: As :func:`read_llama`.
+    """
     if file.architecture not in SUPPORTED_ARCHITECTURES:
         raise DataError(
             f"gguf: {file.path} has architecture {file.architecture!r}, expected one of "
             f"{', '.join(SUPPORTED_ARCHITECTURES)}; choose another model"
         )
     hyper = _hyper(file)
-    shapes = dict(_expected_tensors(hyper))
-    _check_tensors(file, shapes)
-    weights: dict[str, NDArray[np.float32]] = {}
-    for name in shapes:
-        weight = file.load_tensor(name)
-        if ".attn_q." in name:
-            weight = unpermute_rows(weight, hyper.heads)
-        elif ".attn_k." in name:
-            weight = unpermute_rows(weight, hyper.kv_heads)
-        weights[_hugging_face_name(name)] = weight
-    return hyper, weights
+    _check_tensors(file, dict(_expected_tensors(hyper)))
+    return hyper
+
+
+def llama_weights(file: GgufFile, hyper: LlamaHyper, weights: WeightFormat) -> Iterator[HostWeight]:
+    """The weights of a file that :func:`llama_hyper` accepted, one after the other.
+
+    Matrices are (out, in). The rows of ``q_proj`` and ``k_proj`` are put into Hugging Face order
+    (:func:`unpermute_rows`), so that RoPE pairs (j, j + head_dim/2) and adapters need no order of
+    their own: packed files are copied there, and nowhere else, a row of blocks at a time.
+    ``lm_head.weight`` is present only when the model is not tied.
+
+    With "packed" tensors stay what they are in the file; a type that is no dtype of vkjit (IQ4_NL,
+    Q2_K, ...) is expanded to float32. With a float type matrices become it and vectors (the norms)
+    float32.
+
+    Raises:
+        ArgumentError: ``weights`` is none of the formats.
+    """
+    if weights not in get_args(WeightFormat):
+        raise ArgumentError(
+            f"read_llama: weights={weights!r} was given, expected one of "
+            f"{', '.join(get_args(WeightFormat))}"
+        )
+    for name, shape in _expected_tensors(hyper):
+        tensor = file.tensors[name]
+        wanted = weights if len(shape) > 1 or weights == "packed" else "float32"
+        value, copied = _in_format(file, name, wanted)
+        heads = hyper.heads if ".attn_q." in name else hyper.kv_heads if ".attn_k." in name else 0
+        if heads:
+            value = unpermute_rows(value, heads)
+            copied += value.nbytes
+        kind, size = tensor.tensor_type.name, int(tensor.n_bytes)
+        yield HostWeight(_hugging_face_name(name), kind, value, size, copied)
+
+
+def _in_format(file: GgufFile, name: str, wanted: WeightFormat) -> tuple[NDArray[Any], int]:
+    """A tensor in a format, and the bytes that were written to make it."""
+    mapped = file.map_tensor(name)
+    dtype = None if wanted == "packed" else _FLOATS[_FILE_NAMES[wanted]]
+    if mapped is not None and dtype in (None, mapped.dtype):
+        return mapped, 0
+    value = file.load_tensor(name)
+    copied = value.nbytes
+    if dtype is not None and dtype != value.dtype:
+        value = value.astype(dtype)
+        copied += value.nbytes
+    return value, copied
 
 
 def unpermute_rows(weight: NDArray[Any], heads: int) -> NDArray[Any]:

@@ -9,15 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from vkjit.errors import DataError
+import vkjit.numpy as jnp
+from vkjit.blocks import BLOCK_TYPES
+from vkjit.errors import ArgumentError, DataError
 from vkjit_models.common.gguf import (
     SUPPORTED_TYPES,
     GgufFile,
     LlamaHyper,
+    WeightFormat,
+    llama_hyper,
+    llama_weights,
     open_gguf,
     permute_rows,
     read_llama,
@@ -72,6 +77,59 @@ def test_raw_row_order_of_q_and_k_would_show(tiny_gguf: GgufFile, data: Path) ->
         weights[name] = tiny_gguf.load_tensor(f"blk.{layer}.attn_q.weight")
     loss = _loss(_forward(hyper, weights, expected["input_ids"]), expected["input_ids"])
     assert abs(loss - expected["base_loss_all_tokens"]) > 1e-3
+
+
+def test_packed_weights_lie_over_the_file_but_for_the_rows_of_q_and_k(tiny_gguf: GgufFile) -> None:
+    seen = {kind: 0 for kind in SUPPORTED_TYPES}
+    for weight in llama_weights(tiny_gguf, llama_hyper(tiny_gguf), "packed"):
+        seen[weight.kind] += 1
+        expanded = weight.kind in ("IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K")
+        if expanded:
+            assert weight.value.dtype == np.float32
+            assert weight.copied_bytes == weight.value.nbytes
+            continue
+        assert weight.value.nbytes == weight.file_bytes
+        moved = "q_proj" in weight.name or "k_proj" in weight.name
+        assert weight.copied_bytes == (weight.file_bytes if moved else 0)
+        assert _is_mapped(weight.value) is not moved
+        block = BLOCK_TYPES.get(weight.kind)
+        assert weight.value.dtype.names == (block.dtype.names if block else None)
+    assert all(seen.values())
+
+
+def test_packed_rows_hold_the_bytes_of_the_expanded_ones(tiny_gguf: GgufFile) -> None:
+    hyper, packed = read_llama(tiny_gguf, "packed")
+    _, expanded = read_llama(tiny_gguf)
+    for weight in llama_weights(tiny_gguf, hyper, "packed"):
+        if weight.kind in BLOCK_TYPES:
+            raw = np.ascontiguousarray(packed[weight.name]).view(np.uint8)
+            values = quants.dequantize(raw, GGMLQuantizationType[weight.kind])
+        else:
+            values = packed[weight.name].astype(np.float32)
+        np.testing.assert_array_equal(values, expanded[weight.name])
+
+
+@pytest.mark.parametrize("weights", ["float16", "bfloat16"])
+def test_matrices_in_a_float_type_and_norms_in_float32(
+    tiny_gguf: GgufFile, weights: WeightFormat
+) -> None:
+    _, expanded = read_llama(tiny_gguf)
+    for name, value in read_llama(tiny_gguf, weights)[1].items():
+        wanted = np.dtype(np.float32) if value.ndim == 1 else jnp.dtype(weights)
+        assert value.dtype == wanted
+        np.testing.assert_array_equal(value, expanded[name].astype(wanted))
+
+
+def test_an_unknown_format_is_refused(tiny_gguf: GgufFile) -> None:
+    with pytest.raises(ArgumentError, match="weights='int8' was given, expected one of packed, fl"):
+        read_llama(tiny_gguf, "int8")  # type: ignore[arg-type]
+
+
+def _is_mapped(array: NDArray[Any]) -> bool:
+    base: Any = array
+    while base is not None and not isinstance(base, np.memmap):
+        base = base.base
+    return base is not None
 
 
 def test_row_orders_are_inverse() -> None:
