@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -13,7 +14,12 @@ from numpy.typing import NDArray
 import vkjit.numpy as jnp
 from vkjit_models.common.chat import ChatTemplate, encode_conversation
 from vkjit_models.common.conversation import Conversation, read_jsonl, split_held_out
-from vkjit_models.common.packing import Document, PackedWindows, pack_best_fit
+from vkjit_models.common.packing import (
+    PADDING_SEGMENT,
+    Document,
+    PackedWindows,
+    pack_best_fit,
+)
 from vkjit_models.common.source_chat import SourceOptions, build_conversations
 from vkjit_models.common.tokenizer import Tokenizer
 from vkjit_models.llama.model import Batch, target_rows
@@ -26,11 +32,22 @@ _ROW_STEP = 64  # rows that meet the head come in multiples of this, which tiles
 @final
 @dataclass(frozen=True)
 class WindowSet:
-    """Packed windows and the category of each document in them."""
+    """Packed windows, and of which record and category each document in them is.
+
+    Args:
+        windows: The windows; their segment ids are indices of documents.
+        records: Id of the record that document i was made of.
+        categories: Category of document i.
+        category_names: All categories of the data set, sorted; a category's id is its place here,
+            the same for training and held-out windows.
+        pad_id: Token that fills windows up.
+    """
 
     windows: PackedWindows
+    records: tuple[str, ...]
     categories: tuple[str, ...]
-    """Category of document i; segment ids of the windows are such indices."""
+    category_names: tuple[str, ...]
+    pad_id: int
 
     def __len__(self) -> int:
         """Number of windows."""
@@ -42,12 +59,66 @@ class WindowSet:
         most = int(self.windows.target_tokens.max())
         return min(self.windows.labels.shape[1], -(-most // _ROW_STEP) * _ROW_STEP)
 
+    @cached_property
+    def category_ids(self) -> NDArray[np.int32]:
+        """Place in `category_names` of each document's category; int32 (documents,)."""
+        place = {name: i for i, name in enumerate(self.category_names)}
+        return np.array([place[name] for name in self.categories], np.int32)
+
     def batch(self, rows: Sequence[int]) -> Batch:
         """The windows ``rows`` as device arrays."""
         w, index = self.windows, np.asarray(rows)
         fields = [x[index] for x in (w.input_ids, w.labels, w.position_ids, w.segment_ids)]
-        fields.append(target_rows(fields[1], self.capacity * len(rows)))
+        targets = target_rows(fields[1], self.capacity * len(rows))
+        fields += [targets, self._categories_of(fields[3], targets)]
         return Batch(*(jnp.asarray(np.ascontiguousarray(field)) for field in fields))
+
+    def records_of(self, row: int) -> tuple[str, ...]:
+        """Ids of the records in window ``row``, from its beginning to its end."""
+        segments = self.windows.segment_ids[row]
+        starts = np.flatnonzero(np.diff(segments, prepend=PADDING_SEGMENT))
+        return tuple(self.records[i] for i in segments[starts] if i != PADDING_SEGMENT)
+
+    def probe(self, count: int) -> WindowSet:
+        """A fixed sample of ``count`` records (or all, where there are fewer), in own windows.
+
+        The records with the least SHA-256 of their tokens and labels are taken, equal contents
+        once: the choice depends on what the records say and on nothing else, neither their order
+        nor the seed nor the packing, and a record that joins the data set displaces one at most.
+        """
+        documents = self._documents()
+        by_hash = {_hash_of(one): i for i, one in reversed(list(enumerate(documents)))}
+        chosen = [by_hash[key] for key in sorted(by_hash)[:count]]
+        windows = pack_best_fit(
+            [documents[i] for i in chosen], self.windows.labels.shape[1], self.pad_id
+        )
+        return WindowSet(
+            windows,
+            tuple(self.records[i] for i in chosen),
+            tuple(self.categories[i] for i in chosen),
+            self.category_names,
+            self.pad_id,
+        )
+
+    def _documents(self) -> list[Document]:
+        """The documents as they are in the windows, by segment id; all have a target."""
+        w = self.windows
+        found: dict[int, Document] = {}
+        for ids, labels, segments in zip(w.input_ids, w.labels, w.segment_ids, strict=True):
+            cuts = np.flatnonzero(np.diff(segments)) + 1
+            for start, end in zip([0, *cuts], [*cuts, len(segments)], strict=True):
+                if segments[start] != PADDING_SEGMENT:
+                    span = slice(start, end)
+                    found[int(segments[start])] = Document(ids[span], labels[span])
+        return [found[i] for i in range(len(found))]
+
+    def _categories_of(
+        self, segments: NDArray[np.int32], places: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """Category id of each place in ``places``; -1 where the place is negative."""
+        # A target never starts a document, so the segment of its predictor is its own.
+        documents = segments.reshape(-1)[places]
+        return np.where(places >= 0, self.category_ids[documents], np.int32(-1)).astype(np.int32)
 
 
 @final
@@ -83,7 +154,8 @@ def load_data(section: DataSection, tokenizer: Tokenizer, seed: int) -> Training
         conversations = build_conversations(section.source, options)
     train, held_out = split_held_out(conversations, section.held_out)
     template = ChatTemplate.of(tokenizer)
-    sides = [_pack(side, tokenizer, template, section.context) for side in (train, held_out)]
+    names = tuple(sorted({one.category for one in conversations}))
+    sides = [_pack(side, names, tokenizer, template, section.context) for side in (train, held_out)]
     order = np.random.default_rng([seed, 1]).permutation(len(sides[1]))
     chosen = sorted(int(i) for i in order[: section.held_out_windows])
     sample = min(held_out, key=_question_length)
@@ -115,7 +187,11 @@ def _order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def _pack(
-    conversations: Sequence[Conversation], tokenizer: Tokenizer, template: ChatTemplate, window: int
+    conversations: Sequence[Conversation],
+    names: tuple[str, ...],
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    window: int,
 ) -> WindowSet:
     documents: list[Document] = []
     for one in conversations:
@@ -123,7 +199,15 @@ def _pack(
         chat = encode_conversation(tokenizer, template, one.messages, control_tokens="escape")
         documents.append(Document(chat.input_ids, chat.labels))
     packed = pack_best_fit(documents, window, tokenizer.pad_id)
-    return WindowSet(packed, tuple(one.category for one in conversations))
+    records = tuple(one.id for one in conversations)
+    categories = tuple(one.category for one in conversations)
+    return WindowSet(packed, records, categories, names, tokenizer.pad_id)
+
+
+def _hash_of(document: Document) -> bytes:
+    digest = hashlib.sha256(document.input_ids.tobytes())
+    digest.update(document.labels.tobytes())
+    return digest.digest()
 
 
 def _digest(windows: PackedWindows) -> str:
