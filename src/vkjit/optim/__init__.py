@@ -23,7 +23,7 @@ from vkjit.optim.base import (
     identity,
 )
 from vkjit.optim.clipping import clip_by_global_norm, clip_factor, global_norm
-from vkjit.optim.decay import Mask, add_decayed_weights
+from vkjit.optim.decay import DecayState, Mask, Toward, add_decayed_weights, freeze
 from vkjit.optim.lion import LionState, lion, scale_by_lion
 from vkjit.optim.scaling import (
     ScheduleState,
@@ -36,6 +36,7 @@ from vkjit.optim.sgd import MomentumState, momentum, scale_by_momentum, sgd
 
 __all__ = [
     "AdamState",
+    "DecayState",
     "EmptyState",
     "GradientTransformation",
     "LionState",
@@ -45,6 +46,7 @@ __all__ = [
     "Schedule",
     "ScheduleState",
     "State",
+    "Toward",
     "adam",
     "adamw",
     "add_decayed_weights",
@@ -52,6 +54,7 @@ __all__ = [
     "chain",
     "clip_by_global_norm",
     "clip_factor",
+    "freeze",
     "global_norm",
     "identity",
     "lion",

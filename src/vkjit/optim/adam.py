@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import vkjit.numpy as jnp
 from vkjit import tree
 from vkjit.optim.base import GradientTransformation, Params, State, chain
-from vkjit.optim.decay import Mask, add_decayed_weights
+from vkjit.optim.decay import Mask, Toward, add_decayed_weights
 from vkjit.optim.scaling import scale_by_learning_rate
 from vkjit.optim.schedules import Schedule
 
@@ -79,6 +79,8 @@ def adamw(  # noqa: PLR0913  the six hyperparameters of the method, in Optax's o
     eps: float = 1e-8,
     weight_decay: float = 1e-4,
     mask: Mask | None = None,
+    *,
+    toward: Toward = "zero",
 ) -> GradientTransformation:
     """Adam with decoupled weight decay.
 
@@ -94,9 +96,10 @@ def adamw(  # noqa: PLR0913  the six hyperparameters of the method, in Optax's o
         eps: Added to the root mean square.
         weight_decay: Factor on the parameters, before the learning rate.
         mask: Which parameters decay, see `add_decayed_weights`. None: all of them.
+        toward: What they decay to.
     """
     return chain(
         scale_by_adam(b1, b2, eps),
-        add_decayed_weights(weight_decay, mask),
+        add_decayed_weights(weight_decay, mask, toward=toward),
         scale_by_learning_rate(learning_rate),
     )

@@ -17,7 +17,10 @@ class InitFn(Protocol):
     """Makes the state of the first step."""
 
     def __call__(self, params: Params) -> State:
-        """Returns the state for ``params``; reads their shapes and dtypes, never their values."""
+        """Returns the state for ``params``.
+
+        Only decay toward the initial values reads more of them than shapes and dtypes.
+        """
         ...
 
 

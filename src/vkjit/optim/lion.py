@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import vkjit.numpy as jnp
 from vkjit import tree
 from vkjit.optim.base import GradientTransformation, Params, State, chain
-from vkjit.optim.decay import Mask, add_decayed_weights
+from vkjit.optim.decay import Mask, Toward, add_decayed_weights
 from vkjit.optim.scaling import scale_by_learning_rate
 from vkjit.optim.schedules import Schedule
 
@@ -42,12 +42,14 @@ def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> GradientTransformation:
     return GradientTransformation(init, update)
 
 
-def lion(
+def lion(  # noqa: PLR0913  the five hyperparameters of the method, and where decay pulls to
     learning_rate: float | Schedule,
     b1: float = 0.9,
     b2: float = 0.99,
     weight_decay: float = 1e-3,
     mask: Mask | None = None,
+    *,
+    toward: Toward = "zero",
 ) -> GradientTransformation:
     """Lion with decoupled weight decay.
 
@@ -57,6 +59,6 @@ def lion(
     """
     return chain(
         scale_by_lion(b1, b2),
-        add_decayed_weights(weight_decay, mask),
+        add_decayed_weights(weight_decay, mask, toward=toward),
         scale_by_learning_rate(learning_rate),
     )
