@@ -17,21 +17,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 import vkjit.numpy as jnp
-from vkjit import checkpoint, lax, nn, random
+from vkjit import checkpoint, lax, nn, random, tree
+from vkjit.blocks import block_of
 from vkjit.errors import ArgumentError
 from vkjit_models.common.gguf import LlamaHyper
 
+from .attention import causal_attention
 from .config import EMBEDDING, FINAL_NORM, HEAD, linear_shapes
 
 Params: TypeAlias = Mapping[str, Any]
-"""f32 arrays under Hugging Face names (``model.layers.0.mlp.up_proj.weight``), (out, in)."""
+"""Weights under Hugging Face names (``model.layers.0.mlp.up_proj.weight``), (out, in).
+
+Vectors are f32; matrices are arrays of any float type or, as GGUF files store them, arrays of
+quantized blocks, which products and lookups read in place.
+"""
 
 
 class LoraPair(NamedTuple):
-    """One adapted layer: ``a`` f32[r,in] and ``b`` f32[out,r]; the layer gains scale * b @ a."""
+    """One adapted layer, W becoming ``W + scale * b @ a``.
+
+    Args:
+        a: f32[r,in].
+        b: f32[out,r].
+        magnitude: f32[out], the norms that the rows of the sum are scaled to (DoRA); None: the
+            sum's own.
+    """
 
     a: Any
     b: Any
+    magnitude: Any = None
 
 
 Adapters: TypeAlias = Mapping[str, LoraPair]
@@ -48,12 +62,19 @@ class LlamaSpec:
         lora_scale: Factor on every adapter's product.
         lora_dropout: Share of an adapter's inputs that is zeroed where a key is given.
         recompute: Whether derivatives keep each block's input alone and compute the rest again.
+        lora_scales: Layers whose factor is not ``lora_scale``, by module name.
+        lora_frozen: Layers whose adapter acts and has the gradient 0.
+        dtype: Of the states between layers and of the factors of products; norms, rotations,
+            softmax, logits and losses are float32.
     """
 
     hyper: LlamaHyper
     lora_scale: float = 1.0
     lora_dropout: float = 0.0
     recompute: bool = False
+    lora_scales: tuple[tuple[str, float], ...] = ()
+    lora_frozen: tuple[str, ...] = ()
+    dtype: str = "float32"
 
 
 class Inputs(NamedTuple):
@@ -117,19 +138,18 @@ def forward(
 def hidden_states(
     spec: LlamaSpec, params: Params, adapters: Adapters, inputs: Inputs, key: Any = None
 ) -> Any:
-    """States after the final norm, f32 [B,T,d] or [T,d]: what `head` turns into logits."""
+    """States after the final norm, [B,T,d] or [T,d]: what `head` turns into logits."""
     if inputs.tokens.ndim == 1:
         batched = Inputs(*(None if field is None else field[None] for field in inputs))
         return hidden_states(spec, params, adapters, batched, key)[0]
     hyper, layers = spec.hyper, _Linears(spec, params, adapters, key)
-    rotation = _rotation(hyper, inputs)
-    mask = _segment_mask(inputs.segments)
-    x = jnp.take(params[f"{EMBEDDING}.weight"], inputs.tokens, axis=0)  # [B,T,d]
+    where = (_rotation(hyper, inputs), inputs.segments)
+    x = jnp.take(params[f"{EMBEDDING}.weight"], inputs.tokens, axis=0).astype(spec.dtype)  # [B,T,d]
 
     def block(x: Any, layer: int) -> Any:
         prefix = f"model.layers.{layer}"
         h = _norm(hyper, params, f"{prefix}.input_layernorm", x)  # [B,T,d]
-        x = x + _attention(hyper, layers, f"{prefix}.self_attn", h, (rotation, mask))
+        x = x + _attention(hyper, layers, f"{prefix}.self_attn", h, where)
         h = _norm(hyper, params, f"{prefix}.post_attention_layernorm", x)  # [B,T,d]
         return x + _mlp(layers, f"{prefix}.mlp", h)
 
@@ -141,9 +161,13 @@ def hidden_states(
 
 
 def head(spec: LlamaSpec, params: Params, hidden: Any) -> Any:
-    """Logits of hidden states: [...,d] to [...,V]; the embedding matrix itself where tied."""
-    name = EMBEDDING if spec.hyper.tied else HEAD
-    return project(hidden, params[f"{name}.weight"])
+    """Logits f32 of hidden states: [...,d] to [...,V]."""
+    return project(hidden, head_weight(spec, params)).astype(jnp.float32)
+
+
+def head_weight(spec: LlamaSpec, params: Params) -> Any:
+    """The matrix [V,d] that logits are made with: the embeddings themselves where tied."""
+    return params[f"{EMBEDDING if spec.hyper.tied else HEAD}.weight"]
 
 
 def next_logits(
@@ -242,17 +266,30 @@ class _Linears:
 
     def __init__(self, spec: LlamaSpec, params: Params, adapters: Adapters, key: Any) -> None:
         self._spec, self._params, self._adapters = spec, params, adapters
+        self._scales = dict(spec.lora_scales)
         self._key = key if spec.lora_dropout else None
         # Each adapter drops its own inputs: its key depends on its place in the model alone.
         self._places = {name: i for i, name in enumerate(linear_shapes(spec.hyper))}
 
     def __call__(self, name: str, x: Any) -> Any:
         """The layer ``name``: [B,T,in] to [B,T,out]."""
-        y = project(x, self._params[f"{name}.weight"])  # [B,T,out]
+        weight = self._params[f"{name}.weight"]
+        y = project(x, weight)  # [B,T,out]
         pair = self._adapters.get(name)
         if pair is None:
             return y
-        return y + low_rank(self._dropped(name, x), pair, self._spec.lora_scale)  # [B,T,out]
+        if name in self._spec.lora_frozen:
+            pair = tree.map(lax.stop_gradient, pair)
+        scale = self._scales.get(name, self._spec.lora_scale)
+        kept = self._dropped(name, x)
+        gained = low_rank(kept, pair, scale)  # [B,T,out]
+        if pair.magnitude is None:
+            return y + gained
+        norms = adapted_norms(weight, pair, scale, self._params.get(f"{name}.row_squares"))
+        ratio = pair.magnitude / lax.stop_gradient(norms)  # [out]
+        # With dropout, what the ratio changes of W's own part reads the kept inputs, as in PEFT.
+        own = y if kept is x else project(kept, weight)
+        return y + (ratio - 1.0) * own + ratio * gained  # [B,T,out]
 
     def _dropped(self, name: str, x: Any) -> Any:
         if self._key is None:
@@ -267,8 +304,34 @@ def low_rank(x: Any, pair: LoraPair, scale: float) -> Any:
     return project(scale * project(x, pair.a), pair.b)
 
 
+def adapted_norms(weight: Any, pair: LoraPair, scale: float, squares: Any = None) -> Any:
+    """Norms of the rows of ``W + scale * B A``: f32[out]. Neither the sum nor B A is formed.
+
+    A row's square is ``|w|² + 2s b·(A w) + s² b·(A Aᵀ b)``, so that a packed W is read as it lies.
+
+    Args:
+        weight: W, (out, in).
+        pair: A and B.
+        scale: The factor s.
+        squares: `row_squares` of W, which do not change; None: they are computed here.
+    """
+    if squares is None:
+        squares = row_squares(weight)
+    cross = project(pair.a, weight)  # [r,out]
+    own = project(pair.b, project(pair.a, pair.a))  # [out,r]
+    both = pair.b * (2.0 * scale * jnp.transpose(cross) + scale * scale * own)  # [out,r]
+    return jnp.sqrt(jnp.maximum(squares + jnp.sum(both, axis=1), 0.0))
+
+
+def row_squares(weight: Any) -> Any:
+    """Sums of the squares of each row of W (out, in): f32[out]."""
+    return jnp.sum(jnp.square(jnp.asarray(weight).astype(jnp.float32)), axis=1)
+
+
 def project(x: Any, weight: Any) -> Any:
-    """``x Wᵀ`` with W (out, in) read as it lies: [...,in] to [...,out]."""
+    """``x Wᵀ`` with W (out, in) read as it lies, in the type of ``x``: [...,in] to [...,out]."""
+    if block_of(weight.dtype) is None and weight.dtype != x.dtype:
+        weight = weight.astype(x.dtype)  # blocks are read in the type of the other factor anyway
     return lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
 
 
@@ -279,7 +342,7 @@ def _norm(hyper: LlamaHyper, params: Params, name: str, x: Any) -> Any:
 def _attention(
     hyper: LlamaHyper, layers: _Linears, name: str, h: Any, where: tuple[tuple[Any, Any], Any]
 ) -> Any:
-    rotation, mask = where
+    rotation, segments = where
     batch, length = h.shape[:2]
 
     def split(x: Any, heads: int) -> Any:
@@ -288,20 +351,13 @@ def _attention(
     q = rotate(split(layers(f"{name}.q_proj", h), hyper.heads), rotation)  # [B,T,N,D]
     k = rotate(split(layers(f"{name}.k_proj", h), hyper.kv_heads), rotation)  # [B,T,K,D]
     v = split(layers(f"{name}.v_proj", h), hyper.kv_heads)  # [B,T,K,D]
-    out = nn.dot_product_attention(q, k, v, mask=mask, is_causal=True)  # [B,T,N,D]
+    out = causal_attention(q, k, v, segments)  # [B,T,N,D]
     return layers(f"{name}.o_proj", jnp.reshape(out, (batch, length, -1)))  # [B,T,d]
 
 
 def _mlp(layers: _Linears, name: str, h: Any) -> Any:
     gate = nn.silu(layers(f"{name}.gate_proj", h))  # [B,T,f]
     return layers(f"{name}.down_proj", gate * layers(f"{name}.up_proj", h))  # [B,T,d]
-
-
-def _segment_mask(segments: Any) -> Any:
-    """Bool [B,1,T,T], True where query and key stand in the same document."""
-    if segments is None:
-        return None
-    return (segments[:, :, None] == segments[:, None, :])[:, None]
 
 
 def rope_tables(
@@ -328,8 +384,12 @@ def _rotation(hyper: LlamaHyper, inputs: Inputs) -> tuple[Any, Any]:
 
 
 def rotate(x: Any, rotation: tuple[Any, Any]) -> Any:
-    """Rotates the pairs (j, j + D/2) of [B,T,N,D] by cosines and sines that broadcast to them."""
+    """Rotates the pairs (j, j + D/2) of [B,T,N,D] by cosines and sines that broadcast to them.
+
+    Computed in f32; the result has the dtype of ``x``.
+    """
     cos, sin = rotation
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]  # [B,T,N,D/2]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    half, wide = x.shape[-1] // 2, x.astype(jnp.float32)
+    first, second = wide[..., :half], wide[..., half:]  # [B,T,N,D/2]
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
