@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vkjit.errors import DataError
-from vkjit_models.common.steplog import StepLog, read_steplog
+from vkjit_models.common.steplog import StepLog, read_json_lines, read_steplog
 
 COLUMNS = ["step", "loss", "note"]
 
@@ -103,3 +107,73 @@ def test_damaged_log(tmp_path: Path, text: str, message: str) -> None:
         read_steplog(path)
     with pytest.raises(DataError, match="cannot read"):
         read_steplog(tmp_path / "absent.csv")
+
+
+def test_json_lines_hold_the_same_rows(tmp_path: Path) -> None:
+    rows = [
+        {"step": 1, "loss": 1 / 3, "note": "a, b"},
+        {"step": 2, "loss": math.nan, "note": '"'},
+        {"step": 3, "loss": -math.inf, "note": ""},
+    ]
+    with StepLog(tmp_path / "log.csv", ["step", "loss", "note"]) as log:
+        log.append(*rows)
+    text = (tmp_path / "log.jsonl").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    got = read_json_lines(tmp_path / "log.jsonl")
+    assert got == [rows[0], {**rows[1], "loss": None}, rows[2]]
+
+
+def test_steps_with_several_rows(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    with StepLog(path, ["step", "x"], repeats=True) as log:
+        log.append({"step": 1, "x": 1}, {"step": 1, "x": 2})
+        log.append({"step": 2, "x": 3})
+        with pytest.raises(DataError, match="step 1 after 2"):
+            log.append({"step": 1, "x": 4})
+    StepLog(path, ["step", "x"], repeats=True, resume_step=1).close()
+    assert read_steplog(path)["x"] == [1.0, 2.0]
+    assert [row["x"] for row in read_json_lines(tmp_path / "log.jsonl")] == [1, 2]
+
+
+def test_damaged_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1}\n[1]\n')
+    with pytest.raises(DataError, match=r"log\.jsonl:2 is no object with a step"):
+        read_json_lines(path)
+    path.write_text("{\n")
+    with pytest.raises(DataError, match=r"log\.jsonl:1 is no JSON"):
+        read_json_lines(path)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from vkjit_models.common.steplog import StepLog
+start = int(sys.argv[2])
+with StepLog(Path(sys.argv[1]), ["step", "loss"], resume_step=start or None) as log:
+    print("ready", flush=True)
+    for step in range(start + 1, 10**6):
+        log.append({"step": step, "loss": 1.0 / step})
+        print(step, flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_what_it_had_logged(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    moments, start = np.random.default_rng(5), 0
+    for _ in range(2):
+        command = [sys.executable, "-c", WRITER, str(path), str(start)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(float(moments.uniform(0.01, 0.1)))
+            process.kill()
+            logged = [int(line) for line in process.stdout.read().splitlines()]
+        last = logged[-1] if logged else start
+        steps = [int(float(x)) for x in read_steplog(path)["step"]]
+        assert steps[:last] == list(range(1, last + 1))
+        assert [row["step"] for row in read_json_lines(path.with_suffix(".jsonl"))][:last] == steps[
+            :last
+        ]
+        start = max(0, last - 2)  # as if the newest checkpoint were two steps old
