@@ -1,0 +1,117 @@
+"""Matrices in blocks of a few bits, as GGUF files hold them: random ones, and their numbers.
+
+Layouts and formulas are ggml's (``ggml-common.h``, ``ggml-quants.c``, MIT). Written out here, and
+not taken from vkjit, because the peers' processes have NumPy alone; a test compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, final
+
+import numpy as np
+
+_DTYPES = {
+    "Q4_1": np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)]),
+    "Q8_0": np.dtype([("d", "<f2"), ("qs", "i1", 32)]),
+    "Q4_K": np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u1", 128)]),
+}
+_SIZES = {"Q4_1": 32, "Q8_0": 32, "Q4_K": 256}
+# Deviation of a number whose bits are random, in units of d: codes of 0..15 around their mean,
+# of -128..127, and for Q4_K products with scales of 0..63 less 7.5 times minima of 0..63.
+_DEVIATIONS = {"Q4_1": 4.61, "Q8_0": 73.9, "Q4_K": 258.0}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A matrix of a block type.
+
+    Args:
+        kind: The block type, as GGUF spells it.
+        blocks: Its rows of blocks, (rows, blocks of a row), of the block type's dtype.
+        shift: The matrix is ``blocks`` with rows moved down by this, cyclically.
+    """
+
+    kind: str
+    blocks: np.ndarray
+    shift: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns, in numbers."""
+        rows, blocks = self.blocks.shape
+        return rows, blocks * _SIZES[self.kind]
+
+    def raw(self) -> np.ndarray:
+        """The blocks in the order of the matrix."""
+        return np.roll(self.blocks, self.shift, 0) if self.shift else self.blocks
+
+    def numbers(self) -> np.ndarray:
+        """The matrix in float32."""
+        numbers = _numbers(self.kind, _Same(self.blocks))
+        return np.roll(numbers, self.shift, 0) if self.shift else numbers
+
+
+@final
+class _Same:
+    """An array as a key: itself, not its values."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __hash__(self) -> int:
+        return id(self.array)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.array is self.array
+
+
+def random_blocks(
+    generator: np.random.Generator, kind: str, shape: tuple[int, int], deviation: float
+) -> Packed:
+    """A matrix of random bits whose numbers have mean 0 (nearly) and the given deviation."""
+    rows, columns = shape
+    dtype, size = _DTYPES[kind], _SIZES[kind]
+    count = rows * columns // size
+    raw = np.frombuffer(generator.bytes(count * dtype.itemsize), dtype).copy()
+    d = (deviation / _DEVIATIONS[kind] * generator.uniform(0.9, 1.1, count)).astype(np.float16)
+    raw["d"] = d
+    for name in ("m", "dmin"):
+        if name in (dtype.names or ()):
+            raw[name] = d * np.float16(-7.5 if name == "m" else 7.5)
+    return Packed(kind, raw.reshape(rows, columns // size))
+
+
+@lru_cache(maxsize=16)
+def _numbers(kind: str, same: _Same) -> np.ndarray:
+    blocks = same.array
+    decoded = {"Q4_1": _q4_1, "Q8_0": _q8_0, "Q4_K": _q4_k}[kind](blocks)
+    numbers = decoded.reshape(blocks.shape[0], -1)
+    numbers.flags.writeable = False
+    return numbers
+
+
+def _q8_0(blocks: np.ndarray) -> np.ndarray:
+    return blocks["d"].astype(np.float32)[..., None] * blocks["qs"].astype(np.float32)
+
+
+def _q4_1(blocks: np.ndarray) -> np.ndarray:
+    d, m = (blocks[name].astype(np.float32)[..., None] for name in ("d", "m"))
+    return d * _nibbles(blocks["qs"]).astype(np.float32) + m
+
+
+def _q4_k(blocks: np.ndarray) -> np.ndarray:
+    """Eight runs of 32 numbers a block, each with a scale and a minimum of 6 bits."""
+    s = blocks["scales"]
+    scales = np.concatenate([s[..., :4] & 63, (s[..., 8:] & 15) | (s[..., :4] >> 6 << 4)], -1)
+    minima = np.concatenate([s[..., 4:8] & 63, (s[..., 8:] >> 4) | (s[..., 4:8] >> 6 << 4)], -1)
+    d, dmin = (blocks[name].astype(np.float32)[..., None] for name in ("d", "dmin"))
+    codes = _nibbles(blocks["qs"].reshape(*blocks.shape, 4, 32)).reshape(*blocks.shape, 8, 32)
+    return (d * scales)[..., None] * codes.astype(np.float32) - (dmin * minima)[..., None]
+
+
+def _nibbles(bytes_: np.ndarray) -> Any:
+    """The lower halves of the bytes, then the upper ones."""
+    return np.concatenate([bytes_ & 15, bytes_ >> 4], -1)

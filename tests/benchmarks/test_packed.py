@@ -1,0 +1,28 @@
+"""The benchmarks' random blocks hold the numbers that GGUF's own library reads out of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, quants
+
+from benchmarks.packed import Packed, random_blocks
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q4_K"])
+def test_numbers_are_ggmls(kind: str) -> None:
+    matrix = random_blocks(np.random.default_rng(1), kind, (40, 512), 0.05)
+    raw = matrix.raw().view(np.uint8)
+    wanted = quants.dequantize(raw, GGMLQuantizationType[kind])
+    assert matrix.shape == wanted.shape == (40, 512)
+    np.testing.assert_array_equal(matrix.numbers(), wanted)
+    assert abs(matrix.numbers().std() - 0.05) < 0.003
+    assert abs(matrix.numbers().mean()) < 0.003
+
+
+def test_a_shift_moves_blocks_and_numbers_alike() -> None:
+    plain = random_blocks(np.random.default_rng(1), "Q4_K", (6, 256), 1.0)
+    moved = Packed(plain.kind, plain.blocks, 2)
+    again = Packed(plain.kind, moved.raw())
+    np.testing.assert_array_equal(moved.numbers(), again.numbers())
+    np.testing.assert_array_equal(moved.numbers()[2:], plain.numbers()[:-2])
