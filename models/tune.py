@@ -96,12 +96,13 @@ def lora_step(name: str, tokens: int, rank: int = 16) -> Job:
         module: LoraPair(f32(rank, columns), f32(rows, rank))
         for module, (rows, columns) in linear_shapes(few).items()
     }
-    totals = Totals(adapters, f32(), f32())
+    totals = Totals(adapters, f32(), f32(), f32())
     window = vj.ShapeDtypeStruct((1, tokens), "int32")
     batch = Batch(window, window, window, window)
 
     def step(params: Any, adapters: Any, totals: Any, batch: Any) -> Totals:
-        return accumulate(LlamaSpec(few, lora_scale=2.0), params, 0, adapters, totals, batch, None)
+        spec = LlamaSpec(few, lora_scale=2.0)
+        return accumulate(spec, params, 0, adapters, totals, batch, None)[0]
 
     return step, (params, adapters, totals, batch)
 

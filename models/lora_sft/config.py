@@ -6,14 +6,28 @@ Relative paths are taken from the current directory.
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from vkjit.errors import ConfigError
+from vkjit_models.common.chat import ControlPolicy
+from vkjit_models.common.conversation import SplitBy
+from vkjit_models.common.fit import TooLong
+from vkjit_models.common.jsonl import Layout
+from vkjit_models.common.source_chat import CATEGORIES as SOURCE_CATEGORIES
+from vkjit_models.common.source_chat import Category as SourceCategory
 from vkjit_models.llama.lora import ALL_LINEAR, LoraSpec
 
 
@@ -31,27 +45,59 @@ class ModelSection(_Section):
 
 @final
 class DataSection(_Section):
-    """Conversations, from a source tree or from a JSONL file."""
+    """Records, from a source tree or from files of JSON lines."""
 
     source: Path | None = None
     """A source tree to ask questions about; the Python standard library where neither is given."""
-    jsonl: Path | None = None
-    """Conversations, one JSON object a line; excludes `source`."""
+    jsonl: tuple[Path, ...] | None = None
+    """A file of JSON lines, or a list of them; excludes `source`."""
+    weights: tuple[float, ...] | None = None
+    """How often the training records of each file are used in an epoch: 2 is twice, 0.5 a half."""
+    format: Layout = "auto"
+    """Layout of the lines: "chat", "sharegpt", "completion", "text"; "auto": told line by line."""
+    ignore_keys: tuple[str, ...] = ()
+    """Keys of lines and messages that are not read; any other unknown key is an error."""
+    control_tokens: ControlPolicy = "escape"
+    """What control tokens inside the records are: "escape": ordinary text, "parse": themselves."""
     context: int = Field(default=512, ge=16)
     """Tokens in a window."""
+    too_long: TooLong = "truncate"
+    """What becomes of a record longer than the context: "truncate", "skip" or "error"."""
+    validation: tuple[Path, ...] | None = None
+    """Files of JSON lines that are held out; the other records are then all trained on."""
     held_out: float = Field(default=0.1, gt=0.0, lt=1.0)
-    """Share of the sources (files) that is never trained on."""
+    """Share that is never trained on, where `validation` is not given."""
+    split: SplitBy = "source"
+    """What is held out whole: "source", "record"; "category": a record, of each category alike."""
     held_out_windows: int = Field(default=8, ge=1)
     """Windows of held-out conversations that are evaluated, at most."""
     files: int | None = Field(default=None, ge=1)
     """Files of the source tree that are used, at most."""
     functions_per_file: int = Field(default=2, ge=0)
     """Functions of a file that are asked about, at most."""
+    categories: tuple[SourceCategory, ...] = SOURCE_CATEGORIES
+    """Kinds of question that are asked about the source tree."""
+
+    @field_validator("jsonl", "validation", mode="before")
+    @classmethod
+    def _one_or_more_files(cls, value: object) -> object:
+        return (value,) if isinstance(value, str | Path) else value
 
     @model_validator(mode="after")
     def _one_origin(self) -> DataSection:
         if self.source is not None and self.jsonl is not None:
             raise ValueError("source and jsonl were given, expected one of them; remove the other")
+        for name in ("jsonl", "validation", "categories"):
+            if getattr(self, name) == ():
+                raise ValueError(f"data.{name} is an empty list, expected at least one entry")
+        files = len(self.jsonl or ())
+        if self.weights is not None and (
+            len(self.weights) != files or not all(0.0 < one < math.inf for one in self.weights)
+        ):
+            raise ValueError(
+                f"data.weights = {list(self.weights)} was given with {files} files in data.jsonl, "
+                f"expected one positive number for each file"
+            )
         return self
 
 
@@ -78,12 +124,18 @@ class OptimizerSection(_Section):
     name: Literal["adamw", "lion", "sgd"] = "adamw"
     learning_rate: float = Field(default=2e-4, gt=0.0)
     weight_decay: float = Field(default=0.0, ge=0.0)
+    decay_toward: Literal["zero", "init"] = "zero"
+    """Where weight decay pulls the adapters: to zero or to their initial values."""
     b1: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Decay of the mean gradient; of "sgd", its momentum."""
     b2: float | None = Field(default=None, ge=0.0, lt=1.0)
     eps: float = Field(default=1e-8, gt=0.0)
     clip_norm: float = Field(default=1.0, ge=0.0)
     """Largest norm of a step's gradient; 0: no clipping."""
+    loss_scale: float = Field(default=1.0, ge=1.0, le=2.0**24)
+    """Factor on the loss that gradients are computed with: keeps small ones in 16-bit formats."""
+    loss_scale_growth: int = Field(default=0, ge=0)
+    """Finite steps after which the loss scale doubles, others halve it; 0: it is constant."""
 
 
 @final
@@ -115,6 +167,40 @@ class TrainSection(_Section):
 
 
 @final
+class LogSection(_Section):
+    """What is watched beside the loss, and when the run is told that something is wrong."""
+
+    probe_records: int = Field(default=16, ge=0)
+    """Training records that are evaluated again and again, chosen by content; 0: none."""
+    probe_every: int = Field(default=0, ge=0)
+    """Steps between evaluations of the probe; 0: together with the held-out windows."""
+    moved: float = Field(default=1e-4, gt=0.0)
+    """Change of the adapters, as a share of their norm, above which they count as moved."""
+    still_steps: int = Field(default=20, ge=0)
+    """Steps after which an adapter tensor that has not changed ends the run; 0: none does."""
+    few_targets: int = Field(default=500, ge=0)
+    """Labelled tokens of a held-out category below which its loss is called uncertain."""
+    report: bool = True
+    """Whether `report.html` is written."""
+
+
+@final
+class StopSection(_Section):
+    """When a run ends because it diverges."""
+
+    factor: float = Field(default=3.0, ge=0.0)
+    """A step's loss above this many times the best smoothed loss counts; 0: none does."""
+    patience: int = Field(default=5, ge=1)
+    """Such steps in a row that end the run."""
+    smoothing: int = Field(default=10, ge=1)
+    """Steps that the smoothed loss is a mean of."""
+    floor: float = Field(default=0.5, ge=0.0)
+    """Losses below this never count: a run that has learned everything may be restless."""
+    non_finite: int = Field(default=5, ge=1)
+    """Steps in a row with a NaN or infinite gradient that end the run."""
+
+
+@final
 class OutputSection(_Section):
     """Where results go and what the sample asks."""
 
@@ -136,6 +222,8 @@ class RunConfig(_Section):
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     train: TrainSection
+    log: LogSection = LogSection()
+    stop: StopSection = StopSection()
     output: OutputSection
 
     @model_validator(mode="after")
@@ -154,7 +242,8 @@ class RunConfig(_Section):
     def identity(self) -> dict[str, Any]:
         """What decides the numbers of the run: a resumed run must agree in all of it."""
         everything = self.resolved()
-        del everything["output"]
+        for section in ("output", "log", "stop"):
+            del everything[section]
         for key in ("eval_every", "checkpoint_every", "recompute"):
             del everything["train"][key]
         return everything

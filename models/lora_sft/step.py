@@ -13,9 +13,12 @@ from typing import Any, NamedTuple, assert_never, final
 import vkjit as vj
 import vkjit.numpy as jnp
 from vkjit import optim, random, tree
-from vkjit_models.llama.model import Adapters, Batch, LlamaSpec, Params, loss_and_count
+from vkjit_models.llama.model import Adapters, Batch, LlamaSpec, Params, target_losses
 
 from .config import OptimizerSection, RunConfig
+
+LARGEST_SCALE = 2.0**24
+"""What a growing loss scale stops at: more gains nothing, float32 sums are exact up to here."""
 
 
 class TrainState(NamedTuple):
@@ -25,25 +28,31 @@ class TrainState(NamedTuple):
         adapters: The trained weights.
         optimizer: The optimizer's state.
         step: Steps done, int32 scalar.
+        loss_scale: Factor on the loss that gradients are computed with, f32 scalar.
+        finite_steps: Steps in a row whose gradient was finite, since the scale changed; int32.
     """
 
     adapters: Any
     optimizer: Any
     step: Any
+    loss_scale: Any
+    finite_steps: Any
 
 
 class Totals(NamedTuple):
     """Sums over the micro-batches of a step.
 
     Args:
-        gradients: Of the summed loss; a pytree like the adapters.
+        gradients: Of the summed loss, times ``scale``; a pytree like the adapters.
         loss: Sum of the targets' cross-entropies, f32.
         count: Number of targets, f32.
+        scale: The loss scale of the step, f32.
     """
 
     gradients: Any
     loss: Any
     count: Any
+    scale: Any
 
 
 class Metrics(NamedTuple):
@@ -53,10 +62,12 @@ class Metrics(NamedTuple):
         loss: Mean cross-entropy of the step's targets, before the update.
         targets: Number of targets.
         learning_rate: The rate of this step.
-        gradient_norm: Norm over all adapter gradients, before clipping.
+        gradient_norm: Norm over all adapter gradients, unscaled, before clipping.
         clipped: 1 if the gradient was scaled down.
-        skipped: 1 if the gradient was not finite and nothing was changed.
+        loss_scale: The loss scale that the gradient was computed with.
+        skipped: 1 if the gradient was not finite and no weight was changed.
         adapter_norm: Norm over all adapter weights, after the update.
+        update_ratio: Norm of the step over `adapter_norm`, 0 where it was skipped.
     """
 
     loss: Any
@@ -64,8 +75,25 @@ class Metrics(NamedTuple):
     learning_rate: Any
     gradient_norm: Any
     clipped: Any
+    loss_scale: Any
     skipped: Any
     adapter_norm: Any
+    update_ratio: Any
+
+
+@final
+@dataclass(frozen=True)
+class UpdateSpec:
+    """What an update does beside the optimizer's rule.
+
+    Args:
+        clip_norm: Largest norm of the gradient; 0: no clipping.
+        scale_growth: Finite steps after which the loss scale doubles; a step that is not finite
+            halves it. 0: it is constant.
+    """
+
+    clip_norm: float = 0.0
+    scale_growth: int = 0
 
 
 @final
@@ -74,9 +102,10 @@ class StepFunctions:
     """The compiled parts of a step.
 
     Args:
-        zero: ``adapters -> Totals`` of nothing.
-        accumulate: ``(adapters, totals, batch, place) -> totals``; ``place`` is the int32 pair
-            (step, micro-batch) that the dropout key is made of. Donates ``totals``.
+        zero: ``(adapters, loss_scale) -> Totals`` of nothing.
+        accumulate: ``(adapters, totals, batch, place) -> (totals, losses)``; ``place`` is the int32
+            pair (step, micro-batch) that the dropout key is made of. Donates ``totals``. ``losses``
+            are the cross-entropies of the targets in ``batch.rows``, f32 [K], 0 for a fill row.
         update: ``(state, totals) -> (state, Metrics)``. Donates ``state``.
     """
 
@@ -87,29 +116,36 @@ class StepFunctions:
 
 def compile_step(spec: LlamaSpec, params: Params, config: RunConfig) -> StepFunctions:
     """The step of a run, compiled at its first call; ``params`` are constants of it."""
-    schedule = make_schedule(config)
-    optimizer = make_optimizer(config.optimizer, schedule)
+    schedule, section = make_schedule(config), config.optimizer
+    optimizer = make_optimizer(section, schedule)
     summed = partial(accumulate, spec, params, config.train.seed)
+    rule = UpdateSpec(section.clip_norm, section.loss_scale_growth)
     return StepFunctions(
         zero=vj.jit(zero_totals),
         accumulate=vj.jit(summed, donate_argnums=(1,)),
-        update=vj.jit(
-            partial(update, optimizer, schedule, config.optimizer.clip_norm),
-            donate_argnums=(0,),
-        ),
+        update=vj.jit(partial(update, optimizer, schedule, rule), donate_argnums=(0,)),
     )
 
 
 def initial_state(config: RunConfig, adapters: Adapters) -> TrainState:
     """The state before the first step."""
     optimizer = make_optimizer(config.optimizer, make_schedule(config))
-    return TrainState(adapters, optimizer.init(adapters), jnp.zeros((), jnp.int32))
+    return start(optimizer, adapters, config.optimizer.loss_scale)
 
 
-def zero_totals(adapters: Adapters) -> Totals:
+def start(
+    optimizer: optim.GradientTransformation, adapters: Any, loss_scale: float = 1.0
+) -> TrainState:
+    """The state before the first step of ``optimizer``."""
+    none = jnp.zeros((), jnp.int32)
+    scale = jnp.asarray(loss_scale, jnp.float32)
+    return TrainState(adapters, optimizer.init(adapters), none, scale, jnp.zeros((), jnp.int32))
+
+
+def zero_totals(adapters: Adapters, loss_scale: Any) -> Totals:
     """Sums over no micro-batch."""
     zero = jnp.zeros((), jnp.float32)
-    return Totals(tree.map(jnp.zeros_like, adapters), zero, zero)
+    return Totals(tree.map(jnp.zeros_like, adapters), zero, zero, loss_scale)
 
 
 def accumulate(  # noqa: PLR0913  three constants, then the arguments of the compiled function
@@ -120,51 +156,89 @@ def accumulate(  # noqa: PLR0913  three constants, then the arguments of the com
     totals: Totals,
     batch: Batch,
     place: Any,
-) -> Totals:
-    """Adds one micro-batch to the totals."""
+) -> tuple[Totals, Any]:
+    """Adds one micro-batch to the totals; returns them and the loss of each target."""
     key = None
     if spec.lora_dropout:
         key = random.fold_in(random.fold_in(random.PRNGKey(seed), place[0]), place[1])
 
     def summed(adapters: Adapters) -> Any:
-        return loss_and_count(spec, params, adapters, batch, key)
+        losses, targets = target_losses(spec, params, adapters, batch, key)
+        loss, count = jnp.sum(losses), jnp.sum((targets >= 0).astype(jnp.float32))
+        return loss * totals.scale, (loss, count, losses)
 
-    (loss, count), gradients = vj.value_and_grad(summed, has_aux=True)(adapters)
+    (_, (loss, count, losses)), gradients = vj.value_and_grad(summed, has_aux=True)(adapters)
     return Totals(
-        tree.map(jnp.add, totals.gradients, gradients), totals.loss + loss, totals.count + count
-    )
+        tree.map(jnp.add, totals.gradients, gradients),
+        totals.loss + loss,
+        totals.count + count,
+        totals.scale,
+    ), losses
+
+
+def unscale_and_clip(gradients: Any, divisor: Any, clip_norm: float) -> tuple[Any, Any, Any]:
+    """Divides gradients by ``divisor``, then clips them by one norm over all of them.
+
+    The factor is ``min(1, clip_norm / (norm + 1e-6))``, as in `optim.clip_by_global_norm`; 1
+    where ``clip_norm`` is 0.
+
+    Returns:
+        The gradients, their norm before clipping (f32 scalar; not finite where any number of them
+        is not) and the factor.
+    """
+    unscaled = tree.map(partial(_divide, divisor), gradients)
+    norm = optim.global_norm(unscaled)
+    if not clip_norm:
+        return unscaled, norm, jnp.ones((), jnp.float32)
+    factor = optim.clip_factor(norm, clip_norm)
+    return tree.map(partial(_times, factor), unscaled), norm, factor
 
 
 def update(
     optimizer: optim.GradientTransformation,
     schedule: optim.Schedule,
-    clip_norm: float,
+    rule: UpdateSpec,
     state: TrainState,
     totals: Totals,
 ) -> tuple[TrainState, Metrics]:
-    """One step from the totals; a gradient that is not finite changes nothing but the count."""
+    """One step from the totals.
+
+    A gradient that is not finite changes nothing but the count of steps and the loss scale.
+    """
     count = jnp.maximum(totals.count, 1.0)
-    gradients = tree.map(partial(_divide, count), totals.gradients)
-    norm = optim.global_norm(gradients)
+    gradients, norm, factor = unscale_and_clip(
+        totals.gradients, count * totals.scale, rule.clip_norm
+    )
     finite = jnp.isfinite(norm)
     updates, moved = optimizer.update(gradients, state.optimizer, state.adapters)
-    adapters = optim.apply_updates(state.adapters, updates)
     choose = partial(jnp.where, finite)
-    adapters = tree.map(choose, adapters, state.adapters)
+    adapters = tree.map(choose, optim.apply_updates(state.adapters, updates), state.adapters)
     moved = tree.map(choose, moved, state.optimizer)
-    clips = jnp.zeros((), jnp.float32)
-    if clip_norm:
-        clips = (optim.clip_factor(norm, clip_norm) < 1.0).astype(jnp.float32)
+    size = optim.global_norm(adapters)
+    way = optim.global_norm(tree.map(jnp.subtract, adapters, state.adapters))
     metrics = Metrics(
         loss=totals.loss / count,
         targets=totals.count,
         learning_rate=schedule(state.step),
         gradient_norm=norm,
-        clipped=clips,
+        clipped=(factor < 1.0).astype(jnp.float32),
+        loss_scale=totals.scale,
         skipped=1.0 - finite.astype(jnp.float32),
-        adapter_norm=optim.global_norm(adapters),
+        adapter_norm=size,
+        update_ratio=way / jnp.maximum(size, 1e-30),
     )
-    return TrainState(adapters, moved, state.step + 1), metrics
+    scale, steps = _next_scale(rule.scale_growth, state, finite)
+    return TrainState(adapters, moved, state.step + 1, scale, steps), metrics
+
+
+def _next_scale(growth: int, state: TrainState, finite: Any) -> tuple[Any, Any]:
+    """Loss scale and finite steps in a row after a step. Micikevicius 2018, arXiv:1710.03740."""
+    if not growth:
+        return state.loss_scale, state.finite_steps
+    steps = jnp.where(finite, state.finite_steps + 1, 0)
+    grown = jnp.where(steps >= growth, 2.0 * state.loss_scale, state.loss_scale)
+    scale = jnp.where(finite, jnp.minimum(grown, LARGEST_SCALE), 0.5 * state.loss_scale)
+    return jnp.maximum(scale, 1.0), jnp.where(steps >= growth, 0, steps)
 
 
 def make_schedule(config: RunConfig) -> optim.Schedule:
@@ -186,25 +260,27 @@ def make_schedule(config: RunConfig) -> optim.Schedule:
 def make_optimizer(
     section: OptimizerSection, schedule: optim.Schedule
 ) -> optim.GradientTransformation:
-    """Clipping, then the update rule."""
+    """The update rule; clipping comes before it, in `unscale_and_clip`."""
     given = {"b1": section.b1, "b2": section.b2}
     betas = {name: value for name, value in given.items() if value is not None}
+    decay, toward = section.weight_decay, section.decay_toward
     match section.name:
         case "adamw":
-            rule = optim.adamw(
-                schedule, eps=section.eps, weight_decay=section.weight_decay, **betas
+            return optim.adamw(
+                schedule, eps=section.eps, weight_decay=decay, toward=toward, **betas
             )
         case "lion":
-            rule = optim.lion(schedule, weight_decay=section.weight_decay, **betas)
+            return optim.lion(schedule, weight_decay=decay, toward=toward, **betas)
         case "sgd":
-            decay = optim.add_decayed_weights(section.weight_decay)
-            rule = optim.chain(decay, optim.sgd(schedule, section.b1 or 0.0))
+            decayed = optim.add_decayed_weights(decay, toward=toward)
+            return optim.chain(decayed, optim.sgd(schedule, section.b1 or 0.0))
         case _:
             assert_never(section.name)
-    if not section.clip_norm:
-        return rule
-    return optim.chain(optim.clip_by_global_norm(section.clip_norm), rule)
 
 
-def _divide(count: Any, leaf: Any) -> Any:
-    return leaf / count
+def _divide(divisor: Any, leaf: Any) -> Any:
+    return leaf / divisor
+
+
+def _times(factor: Any, leaf: Any) -> Any:
+    return (leaf * factor).astype(leaf.dtype)

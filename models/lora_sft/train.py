@@ -173,7 +173,7 @@ class _Run:
         adapters, began = self._initial.adapters, time.perf_counter()
         with self._console.status("compiling the training step"):
             lowered = self._step.accumulate.compile(
-                adapters, self._step.zero(adapters), batch, _place(0, 0)
+                adapters, self._step.zero(adapters, self._initial.loss_scale), batch, _place(0, 0)
             )
         self._compile_seconds = time.perf_counter() - began
         # Its arguments are adapters and gradients; the optimizer's state exists beside them.
@@ -246,9 +246,9 @@ class _Run:
         per_step = section.micro_batch * section.accumulation
         began = time.perf_counter()
         rows = training_rows(len(windows), per_step, section.seed, step)
-        totals = self._step.zero(state.adapters)
+        totals = self._step.zero(state.adapters, state.loss_scale)
         for i, batch in enumerate(micro_batches(windows, rows, section.micro_batch)):
-            totals = self._step.accumulate(state.adapters, totals, batch, _place(step, i))
+            totals, _ = self._step.accumulate(state.adapters, totals, batch, _place(step, i))
         state, metrics = self._step.update(state, totals)
         values = {name: float(value) for name, value in metrics._asdict().items()}
         seconds, tokens = time.perf_counter() - began, per_step * self._config.data.context

@@ -16,7 +16,8 @@ from vkjit import nn, optim
 from vkjit_models.common.packing import Document, pack_sequential
 from vkjit_models.llama.lora import LoraSpec
 from vkjit_models.llama.model import LoraPair, low_rank, project, shifted_targets, token_losses
-from vkjit_models.lora_sft.step import Totals, TrainState, update
+from vkjit_models.lora_sft.step import Totals, UpdateSpec, start, update
+from vkjit_models.lora_sft.step import unscale_and_clip as clipped
 
 
 def causal_lm_loss(logits: Any, labels: Any) -> tuple[float, int]:
@@ -39,11 +40,11 @@ def causal_lm_mean_and_grad(logits: Any, labels: Any) -> tuple[float, np.ndarray
 def combine_microbatches(parts: Any) -> tuple[float, np.ndarray]:
     """By one step of plain descent with rate 1 from 0, whose move is minus the gradient."""
     gradient = sum(jnp.asarray(np.float32(g)) for _, _, g in parts)
-    sums = (np.float32(sum(p[i] for p in parts)) for i in (0, 1))
-    totals = Totals(gradient, *(jnp.asarray(x) for x in sums))
+    loss, count = (jnp.asarray(np.float32(sum(p[i] for p in parts))) for i in (0, 1))
+    totals = Totals(gradient, loss, count, jnp.asarray(np.float32(1.0)))
     optimizer, zero = optim.sgd(1.0), jnp.zeros_like(gradient)
-    state = TrainState(zero, optimizer.init(zero), jnp.zeros((), jnp.int32))
-    state, metrics = update(optimizer, optim.schedules.constant(1.0), 0.0, state, totals)
+    state, schedule = start(optimizer, zero), optim.schedules.constant(1.0)
+    state, metrics = update(optimizer, schedule, UpdateSpec(), state, totals)
     return float(metrics.loss), -np.asarray(state.adapters)
 
 
@@ -108,8 +109,13 @@ def guarded_adamw_step(  # noqa: PLR0913  the cases' signature
     param: Any, grad: Any, state: Any, lr: float, b1: float, b2: float, eps: float, wd: float
 ) -> tuple[Any, Any, bool]:
     optimizer = optim.adamw(lr, b1, b2, eps, wd)
-    step = partial(update, optimizer, optim.schedules.constant(lr), 0.0)
-    before = TrainState(jnp.asarray(param), state, jnp.zeros((), jnp.int32))
+    step = partial(update, optimizer, optim.schedules.constant(lr), UpdateSpec())
+    before = start(optimizer, jnp.asarray(param))._replace(optimizer=state)
     one = jnp.asarray(np.float32(1.0))
-    after, metrics = step(before, Totals(jnp.asarray(grad), one, one))
+    after, metrics = step(before, Totals(jnp.asarray(grad), one, one, one))
     return after.adapters, after.optimizer, bool(metrics.skipped)
+
+
+def unscale_and_clip(grads: Any, loss_scale: float, max_norm: float) -> tuple[Any, Any, bool]:
+    gradients, norm, _ = clipped([jnp.asarray(g) for g in grads], loss_scale, max_norm)
+    return gradients, norm, bool(jnp.isfinite(norm))

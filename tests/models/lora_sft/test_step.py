@@ -6,30 +6,33 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 
 import vkjit.numpy as jnp
 from vkjit import optim, tree
-from vkjit_models.lora_sft.step import Totals, TrainState, update
+from vkjit_models.lora_sft.step import (
+    Totals,
+    TrainState,
+    UpdateSpec,
+    start,
+    unscale_and_clip,
+    update,
+)
 
 
 def weights(*values: float) -> dict[str, Any]:
     return {"w": jnp.asarray(np.array(values, np.float32))}
 
 
-def state_of(optimizer: optim.GradientTransformation, adapters: dict[str, Any]) -> TrainState:
-    return TrainState(adapters, optimizer.init(adapters), jnp.zeros((), jnp.int32))
-
-
-def totals_of(gradient: tuple[float, ...], loss: float, count: float) -> Totals:
-    return Totals(weights(*gradient), jnp.float32(loss), jnp.float32(count))
+def totals_of(gradient: tuple[float, ...], loss: float, count: float, scale: float = 1.0) -> Totals:
+    numbers = (jnp.asarray(np.float32(x)) for x in (loss, count, scale))
+    return Totals(weights(*gradient), *numbers)
 
 
 def run(gradient: tuple[float, ...], count: float, clip: float) -> tuple[TrainState, Any]:
     optimizer = optim.sgd(1.0)
-    if clip:
-        optimizer = optim.chain(optim.clip_by_global_norm(clip), optimizer)
-    step = partial(update, optimizer, optim.schedules.constant(1.0), clip)
-    return step(state_of(optimizer, weights(1.0, 1.0)), totals_of(gradient, 6.0, count))
+    step = partial(update, optimizer, optim.schedules.constant(1.0), UpdateSpec(clip))
+    return step(start(optimizer, weights(1.0, 1.0)), totals_of(gradient, 6.0, count))
 
 
 def test_the_gradient_is_that_of_the_mean_over_all_targets() -> None:
@@ -53,11 +56,54 @@ def test_no_targets_change_nothing() -> None:
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_reported() -> None:
     optimizer = optim.adamw(0.1)
-    before = state_of(optimizer, weights(1.0, 2.0))
-    step = partial(update, optimizer, optim.schedules.constant(0.1), 0.0)
+    before = start(optimizer, weights(1.0, 2.0))
+    step = partial(update, optimizer, optim.schedules.constant(0.1), UpdateSpec())
     after, metrics = step(before, totals_of((np.nan, 1.0), 1.0, 1.0))
     assert float(metrics.skipped) == 1.0
     assert int(after.step) == 1
     old, new = (tree.leaves((s.adapters, s.optimizer)) for s in (before, after))
     for one, other in zip(old, new, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_clipping_is_that_of_the_optimizers_library() -> None:
+    gradients = {
+        "a": jnp.asarray(np.array([3.0, -1.0], np.float32)),
+        "b": jnp.asarray(np.array([[4.0]], np.float32)),
+    }
+    clip = optim.clip_by_global_norm(1.5)
+    want, _ = clip.update(gradients, clip.init(gradients))
+    got, norm, factor = unscale_and_clip(gradients, 1.0, 1.5)
+    np.testing.assert_allclose(norm, np.sqrt(26.0), rtol=1e-6)
+    assert float(factor) < 1.0
+    for name, array in want.items():
+        np.testing.assert_array_equal(got[name], array)
+
+
+@pytest.mark.parametrize("scale", [1.0, 128.0, 65536.0])
+def test_the_loss_scale_does_not_change_the_step(scale: float) -> None:
+    optimizer, rule = optim.adamw(0.1), UpdateSpec(1.0)
+    step = partial(update, optimizer, optim.schedules.constant(0.1), rule)
+    before = start(optimizer, weights(1.0, 2.0), scale)
+    plain, _ = step(before, totals_of((3.0, -5.0), 6.0, 2.0))
+    after, metrics = step(before, totals_of((3.0 * scale, -5.0 * scale), 6.0, 2.0, scale))
+    assert float(metrics.loss_scale) == scale
+    np.testing.assert_array_equal(after.adapters["w"], plain.adapters["w"])
+    np.testing.assert_allclose(metrics.gradient_norm, np.sqrt(34.0) / 2.0, rtol=1e-6)
+
+
+def test_a_growing_loss_scale_doubles_and_halves() -> None:
+    optimizer, rule = optim.sgd(0.1), UpdateSpec(0.0, scale_growth=2)
+    step = partial(update, optimizer, optim.schedules.constant(0.1), rule)
+    state, scales = start(optimizer, weights(1.0), 8.0), []
+    for gradient in (1.0, 1.0, 1.0, np.inf, 1.0, 1.0, 1.0):
+        state, metrics = step(state, totals_of((gradient,), 1.0, 1.0, float(state.loss_scale)))
+        scales.append((float(state.loss_scale), float(metrics.skipped)))
+    assert scales == [(8, 0), (16, 0), (16, 0), (8, 1), (8, 0), (16, 0), (16, 0)]
+
+
+def test_the_update_ratio_is_the_way_over_the_norm() -> None:
+    state, metrics = run((3.0, 4.0), 1.0, 1.0)
+    np.testing.assert_allclose(
+        metrics.update_ratio, 1.0 / np.linalg.norm(np.asarray(state.adapters["w"])), rtol=1e-5
+    )
