@@ -289,7 +289,8 @@ class _Linears:
         ratio = pair.magnitude / lax.stop_gradient(norms)  # [out]
         # With dropout, what the ratio changes of W's own part reads the kept inputs, as in PEFT.
         own = y if kept is x else project(kept, weight)
-        return y + (ratio - 1.0) * own + ratio * gained  # [B,T,out]
+        change = (ratio - 1.0).astype(x.dtype) * own  # [B,T,out]
+        return y + change + ratio.astype(x.dtype) * gained  # [B,T,out]
 
     def _dropped(self, name: str, x: Any) -> Any:
         if self._key is None:
