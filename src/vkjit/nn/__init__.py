@@ -7,6 +7,7 @@ NaN at large arguments.
 
 from __future__ import annotations
 
+from vkjit.nn._cross_entropy import linear_cross_entropy
 from vkjit.nn._functions import (
     dot_product_attention,
     gelu,
@@ -27,6 +28,7 @@ __all__ = [
     "dot_product_attention",
     "gelu",
     "layer_norm",
+    "linear_cross_entropy",
     "log_sigmoid",
     "log_softmax",
     "logsumexp",

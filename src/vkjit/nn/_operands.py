@@ -1,0 +1,81 @@
+"""Products of hidden states with the rows of a head, whatever the head is stored as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import vkjit.numpy as jnp
+from vkjit import lax, tree
+from vkjit.dtypes import is_float
+from vkjit.errors import DTypeError, ShapeError
+
+LOWEST = float(jnp.finfo(jnp.float32).min)
+
+
+def logits(hidden: Any, weight: Any) -> Any:
+    """``hidden weightᵀ``: [N,d] and [C,d] to f32 [N,C], summed in f32."""
+    return _product(hidden, weight, (1, 1))
+
+
+def back(cotangent: Any, weight: Any, dtype: Any) -> Any:
+    """``cotangent weight``: f32 [N,C] and [C,d] to f32 [N,d]; multiplied in ``dtype``."""
+    return _product(cotangent.astype(dtype), weight, (1, 0))
+
+
+def outer(cotangent: Any, hidden: Any) -> Any:
+    """``cotangentᵀ hidden``: f32 [N,C] and [N,d] to f32 [C,d]; multiplied in hidden's dtype."""
+    return _product(cotangent.astype(hidden.dtype), hidden, (0, 0))
+
+
+def is_float_array(weight: Any) -> bool:
+    """Whether ``weight`` holds floats; blocks of quantized numbers do not, and stay as they are."""
+    return is_float(weight.dtype)
+
+
+def rows_of(weight: Any, places: Any) -> Any:
+    """Rows of [V,d] at ``places`` [N]: f32 [N,d]."""
+    return jnp.take(weight, places, axis=0).astype(jnp.float32)
+
+
+def column_sums(weight: Any, dtype: Any) -> Any:
+    """Sums over the rows of [C,d]: f32 [1,d]; a product, which reads blocks where they lie."""
+    ones = jnp.ones((1, weight.shape[0]), dtype)
+    return _product(ones, weight, (1, 0))
+
+
+def here(targets: Any, columns: int, first: Any) -> Any:
+    """Bool [N,columns]: which column, counted from ``first``, is the row's target."""
+    return jnp.arange(columns, dtype=targets.dtype) == (targets - first)[:, None]
+
+
+def checked(op: str, hidden: Any, weight: Any, targets: Any) -> tuple[Any, Any, Any]:
+    """The operands as arrays; a quantized weight stays what it is.
+
+    Raises:
+        ShapeError: They are no [N,d], [V,d] and [N].
+        DTypeError: Hidden states are no floats, or targets no integers.
+    """
+    hidden, targets = jnp.asarray(hidden), jnp.asarray(targets)
+    if not tree.leaves(weight) or tree.leaves(weight)[0] is weight:
+        weight = jnp.asarray(weight)
+    shapes = tuple(tuple(x.shape) for x in (hidden, weight, targets))
+    ranks = tuple(len(shape) for shape in shapes)
+    if ranks != (2, 2, 1) or shapes[0] != (*shapes[2], shapes[1][1]) or 0 in shapes[1]:
+        raise ShapeError(
+            f"{op}: hidden {shapes[0]}, weight {shapes[1]} and targets {shapes[2]} were given, "
+            "expected [N,d], [V,d] and [N]; reshape leading axes into one"
+        )
+    if not is_float(hidden.dtype) or not jnp.issubdtype(targets.dtype, jnp.integer):
+        raise DTypeError(
+            f"{op}: hidden of {hidden.dtype} and targets of {targets.dtype} were given, expected "
+            "floats and integers; cast them with astype"
+        )
+    return hidden, weight, targets
+
+
+def _product(x: Any, y: Any, axes: tuple[int, int]) -> Any:
+    if is_float_array(y):
+        dtype = jnp.promote_types(x.dtype, y.dtype)
+        x, y = x.astype(dtype), y.astype(dtype)
+    dims = (((axes[0],), (axes[1],)), ((), ()))
+    return lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)
