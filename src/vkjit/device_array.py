@@ -15,7 +15,7 @@ import numpy as np
 
 from vkjit.array import Array
 from vkjit.concrete import concretization_error
-from vkjit.dtypes import canonical
+from vkjit.dtypes import of_array
 from vkjit.errors import DonatedBufferError
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Primitive, Value
@@ -138,7 +138,7 @@ class TracedArray(Array, Tracer):
 
 def from_numpy(values: NumpyArray, of: Aval | None = None, device: Device | None = None) -> Value:
     """A copy of NumPy values on a device; 64-bit dtypes narrow unless enabled."""
-    made = of or aval(values.shape, canonical(values.dtype))
+    made = of or aval(values.shape, of_array(values.dtype))
     dense = np.ascontiguousarray(values, made.dtype).reshape(made.shape)
     return DeviceArray(made, (device or current_device()).upload(dense))
 
@@ -156,7 +156,7 @@ def host_values(value: Value) -> NumpyArray:
     if isinstance(value, DeviceArray):
         return value.numpy()
     if is_numpy(value):
-        return np.asarray(value, canonical(value.dtype))
+        return np.asarray(value, of_array(value.dtype))
     return np.asarray(value, aval_of(value).dtype)
 
 

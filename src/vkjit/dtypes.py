@@ -16,6 +16,7 @@ from typing import Any, cast
 import ml_dtypes
 import numpy as np
 
+from vkjit.blocks import BLOCK_TYPES, block_of
 from vkjit.errors import DTypeError
 
 DType = np.dtype[Any]
@@ -44,6 +45,7 @@ SHORT: dict[DType, str] = {
     float64: "f64",
 }
 BY_SHORT = {name: dtype for dtype, name in SHORT.items()}
+_BLOCKS = {block.short: block.dtype for block in BLOCK_TYPES.values()}
 
 _FLOATS = frozenset({bfloat16, float16, float32, float64})
 _SIGNED = frozenset({int8, int16, int32, int64})
@@ -51,6 +53,21 @@ _UNSIGNED = frozenset({uint8, uint16, uint32, uint64})
 _NARROWED = {int64: int32, uint64: uint32, float64: float32}
 _CANONICAL: dict[DType, DType] = {d: _NARROWED.get(d, d) for d in SHORT}
 _state = threading.local()
+
+
+def short(dtype: DType) -> str:
+    """The name of a dtype in printed programs: ``f32``, ``q4_k``."""
+    block = block_of(dtype)
+    return block.short if block is not None else SHORT[dtype]
+
+
+def by_short(name: str) -> DType:
+    """The dtype that prints as ``name``.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _BLOCKS[name] if name in _BLOCKS else BY_SHORT[name]
 
 
 def is_float(dtype: DType) -> bool:
@@ -98,9 +115,24 @@ def canonical(dtype: object) -> DType:
         found: DType = np.dtype(dtype)  # type: ignore[call-overload]
     except TypeError as error:
         raise DTypeError(f"dtype: {dtype!r} is not a dtype; expected one of {names()}") from error
+    block = block_of(found)
+    if block is not None:
+        raise DTypeError(
+            f"dtype: {block} is a block type, which numbers cannot be converted to; expected one "
+            f"of {names()}; use quant.quantize and quant.dequantize"
+        )
     if found not in SHORT:
         raise DTypeError(f"dtype: {found} is not supported; expected one of {names()}")
     return found if x64_enabled() else _NARROWED.get(found, found)
+
+
+def of_array(dtype: DType) -> DType:
+    """The dtype of the array that holds NumPy values of ``dtype``: narrowed, or of blocks.
+
+    Raises:
+        DTypeError: arrays cannot hold such values.
+    """
+    return dtype if block_of(dtype) is not None else canonical(dtype)
 
 
 def names() -> str:

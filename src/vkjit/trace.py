@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeGuard, final
 import numpy as np
 import optree
 
-from vkjit.dtypes import canonical, default_float, default_int
+from vkjit.dtypes import canonical, default_float, default_int, of_array
 from vkjit.errors import DTypeError, TracerError
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Primitive, Value
@@ -162,7 +162,7 @@ def aval_of(value: Value) -> Aval:
     if kind is bool:
         return aval((), canonical(np.bool_), False)
     if is_numpy(value):
-        return aval(value.shape, canonical(value.dtype), False)
+        return aval(value.shape, of_array(value.dtype), False)
     hint = getattr(kind, "array_hint", "expected an Array, a NumPy array or a Python scalar")
     raise DTypeError(
         f"array: {kind.__module__}.{kind.__qualname__} is not an array or scalar; {hint}"

@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 from typing import final
 
-from vkjit.dtypes import SHORT, DType
+from vkjit.blocks import BlockType, block_of
+from vkjit.dtypes import DType, short
 
 
 @final
 class Aval:
-    """Shape, dtype and weakness of an array. Make one with ``aval``; equal avals are identical."""
+    """Shape, dtype and weakness of an array. Make one with ``aval``; equal avals are identical.
 
-    __slots__ = ("dtype", "shape", "weak")
+    ``block`` is the block type of quantized arrays, whose shapes count blocks.
+    """
+
+    __slots__ = ("block", "dtype", "shape", "weak")
 
     def __init__(self, shape: tuple[int, ...], dtype: DType, *, weak: bool) -> None:
         self.shape = shape
         self.dtype = dtype
         self.weak = weak
+        self.block: BlockType | None = block_of(dtype)
 
     @property
     def ndim(self) -> int:
@@ -36,7 +41,7 @@ class Aval:
 
     def __repr__(self) -> str:
         dims = ",".join(map(str, self.shape))
-        return f"{SHORT[self.dtype]}[{dims}]{'*' if self.weak else ''}"
+        return f"{short(self.dtype)}[{dims}]{'*' if self.weak else ''}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return aval, (self.shape, self.dtype, self.weak)

@@ -31,7 +31,7 @@ from typing import TypeGuard, cast, final
 
 import numpy as np
 
-from vkjit.dtypes import SHORT, DType
+from vkjit.dtypes import DType, short
 from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 
 
@@ -115,7 +115,7 @@ def parameter_text(value: object) -> str:
     if isinstance(value, Enum):
         return repr(value.value)
     if isinstance(value, np.dtype):
-        return SHORT[cast("DType", value)]
+        return short(cast("DType", value))
     if isinstance(value, tuple):
         items = [parameter_text(v) for v in cast("tuple[object, ...]", value)]
         return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"

@@ -68,10 +68,10 @@ def updated_in_place(group: Group) -> Pairs:
         return frozenset()
     reads: dict[int, list[object]] = {}
     for step in group.body:
-        if isinstance(step, LoadStep):
+        if isinstance(step, LoadStep) and step.blocks is None:
             place = step.view, memory_type(step.type).bytes
             reads.setdefault(step.array, []).append(place)
-        elif isinstance(step, GatherStep):
+        elif isinstance(step, (LoadStep, GatherStep)):
             reads.setdefault(step.array, []).append(None)
     writes: dict[int, list[object]] = {}
     for store in group.stores:
@@ -90,7 +90,7 @@ def is_copy(group: Group) -> bool:
     if not isinstance(group, LoopGroup) or len(group.body) != 1 or len(group.stores) != 1:
         return False
     step, store = group.body[0], group.stores[0]
-    if group.reduced or not isinstance(step, LoadStep) or step.array == IOTA:
+    if group.reduced or not isinstance(step, LoadStep) or step.array == IOTA or step.blocks:
         return False
     return step.view == store.view
 
@@ -133,6 +133,7 @@ def split_constant(
         fixed = (
             constants > 0
             and isinstance(step, KernelStep)
+            and not step.decodes
             and all(arrays.memory(a) in known for a in step.read())
             and all(writers[a] == 1 and a not in results for a in made)
         )

@@ -27,7 +27,7 @@ from vkjit.lowering.legalize import legalize
 from vkjit.lowering.nested import Nesting, Place
 from vkjit.lowering.plan.canonical import canonical
 from vkjit.lowering.plan.cluster import MAX_ARRAYS
-from vkjit.lowering.plan.groups import ArrayInfo, ContractGroup, Group, Partition, Work
+from vkjit.lowering.plan.groups import ArrayInfo, ContractGroup, Group, Partition, Work, reads
 from vkjit.lowering.plan.hazards import check_order
 from vkjit.lowering.plan.memory import Arena
 from vkjit.lowering.plan.partition import partition
@@ -182,10 +182,16 @@ class _Lowering:
         self.most_bound = max([self.most_bound, *(len(i.kernel.buffers) for i in kernels)])
         start = self.arrays.add(temporaries)
         inside = (*outside, *range(start, start + len(temporaries)))
+        decodes = any(step.blocks is not None for step in reads(group))
         in_place = frozenset([(inside[a], inside[b]) for a, b in named])
         return [
             KernelStep(
-                item.kernel, tuple([inside[a] for a in item.arrays]), group.origin, in_place, copies
+                item.kernel,
+                tuple([inside[a] for a in item.arrays]),
+                group.origin,
+                in_place,
+                copies,
+                decodes,
             )
             for item in kernels
         ]
@@ -195,10 +201,15 @@ class _Lowering:
         return 0 < self.target.max_bindings < self.most_bound
 
     def packable(self, group: Group, outside: Sequence[int]) -> frozenset[int]:
-        """Constant operands of a canonical product that there is memory to keep packed."""
+        """Constant operands of a canonical product that there is memory to keep packed.
+
+        Those in blocks stay in blocks.
+        """
         if not isinstance(group, ContractGroup):
             return frozenset()
         operands = {group.lhs.array, group.rhs.array}
+        if group.lhs.blocks is not None or group.rhs.blocks is not None:
+            return frozenset()
         fixed = {i for i in operands if outside[i] < self.constants}
         spent = int(sum(self.arrays.size(outside[i]) for i in fixed) * _PACKING)
         if not fixed or len(fixed) == len(operands) or spent > self.packing:

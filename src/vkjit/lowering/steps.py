@@ -32,7 +32,8 @@ class KernelStep:
     """A legalized kernel, the arrays behind its buffers, and what it computes.
 
     ``in_place`` are pairs (read, written) of arrays that may share their memory; a step that
-    ``copies`` does nothing where they do.
+    ``copies`` does nothing where they do. One that ``decodes`` blocks runs in every call: to keep
+    what it makes would be to keep the numbers that are packed.
     """
 
     kernel: Kernel
@@ -40,6 +41,7 @@ class KernelStep:
     origin: tuple[str, ...]
     in_place: Pairs = frozenset()
     copies: bool = False
+    decodes: bool = False
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, final
 
+from vkjit.blocks import BlockType
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.types import ScalarType
@@ -68,6 +69,14 @@ class ViewSpec:
     """The operand at other indices; ``apply`` gives None where a copy is needed first."""
 
     apply: Callable[[View], View | None]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DecodeSpec:
+    """The numbers of an array of ``blocks``: a view whose elements readers decode."""
+
+    blocks: BlockType
 
 
 @final
@@ -216,6 +225,7 @@ KernelSpec = (
     PointwiseSpec
     | IotaSpec
     | ViewSpec
+    | DecodeSpec
     | PlaceSpec
     | ReduceSpec
     | ScanSpec

@@ -6,7 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import final
 
+from vkjit.blocks import BlockType
+from vkjit.ir.avals import Aval
 from vkjit.ir.program import Atom, Literal
+from vkjit.lowering.kernel.decode import unit_type
 from vkjit.lowering.kernel.elements import scalar_type
 from vkjit.lowering.kernel.specs import PointwiseSpec, ViewSpec
 from vkjit.lowering.kernel.types import Number, ScalarType
@@ -15,18 +18,29 @@ from vkjit.lowering.plan.cluster import Cluster, Layout
 
 
 def element(atom: Atom) -> ScalarType:
-    """The kernel type of an atom's elements."""
-    return scalar_type(atom.aval.dtype)
+    """The kernel type of an atom's elements; of blocks the units that they are made of."""
+    block = atom.aval.block
+    return scalar_type(atom.aval.dtype) if block is None else unit_type(block)
+
+
+def extent(of: Aval) -> tuple[int, ...]:
+    """The shape of an array in elements: blocks have one more axis, their units."""
+    block = of.block
+    return of.shape if block is None else (*of.shape, block.nbytes // block.unit)
 
 
 @final
 @dataclass(slots=True)
 class Placed:
-    """A value in memory: ``array`` at ``view``, written by clusters up to position ``ready``."""
+    """A value in memory: ``array`` at ``view``, written by clusters up to position ``ready``.
+
+    With ``blocks`` the view counts the numbers that the blocks of the array hold.
+    """
 
     array: int
     view: View
     ready: float
+    blocks: BlockType | None = None
 
 
 @final
@@ -47,7 +61,8 @@ class Bound:
     ``deferred`` is a pointwise function of other bindings that no cluster computes yet: whoever
     uses it computes it on the way. ``weight`` counts the operations of that, and
     ``emitted`` is where it was first computed. ``seen`` is the value
-    that this one is a view of. ``region`` and ``origin`` are those of the equation.
+    that this one is a view of. ``region`` and ``origin`` are those of the equation. ``decoded`` is
+    where numbers that lie in blocks were stored for readers that take no blocks.
     """
 
     type: ScalarType
@@ -61,6 +76,7 @@ class Bound:
     region: int = 0
     origin: str = ""
     seen: tuple[Bound, ViewSpec] | None = None
+    decoded: Placed | None = None
 
     def ready(self) -> float:
         """The position after which the memory that gives the value is there."""

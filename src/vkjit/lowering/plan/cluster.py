@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from vkjit.blocks import BlockType
 from vkjit.lowering.kernel.specs import Precision, ReduceRule, ScalarFn
 from vkjit.lowering.kernel.types import Number, ScalarType
 from vkjit.lowering.kernel.views import View, dense
@@ -127,7 +128,7 @@ def _split(part: Part, outer: int) -> tuple[Part, Part]:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Load:
     """An array read at a view over a value's axes; ``layout`` places them in the cluster."""
 
@@ -135,6 +136,7 @@ class Load:
     view: View
     layout: Layout
     type: ScalarType
+    blocks: BlockType | None = None
 
 
 @final
@@ -168,6 +170,7 @@ class Gather:
     stride: int
     size: int
     type: ScalarType
+    blocks: BlockType | None = None
 
 
 @final
@@ -202,6 +205,10 @@ class Store:
     layout: Layout
 
 
+Operand = tuple[int, View, ScalarType, BlockType | None]
+"""An operand of a contraction: array, view, type of the elements, and the blocks they are in."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class ContractPart:
@@ -211,8 +218,8 @@ class ContractPart:
     m: int
     n: int
     k: int
-    lhs: tuple[int, View, ScalarType]
-    rhs: tuple[int, View, ScalarType]
+    lhs: Operand
+    rhs: Operand
     accumulate: ScalarType
     precision: Precision = Precision.HIGHEST
 
@@ -235,21 +242,18 @@ class Cluster:
     contract: ContractPart | None = None
     weight: int = 0
     origin: dict[str, None] = field(default_factory=dict[str, None])
-    loads: dict[tuple[int, View, Layout, ScalarType], int] = field(
-        default_factory=dict[tuple[int, View, Layout, ScalarType], int]
-    )
+    loads: dict[Load, int] = field(default_factory=dict[Load, int])
 
     def add(self, step: Step) -> int:
         """Appends a step and returns its number."""
         self.steps.append(step)
         return len(self.steps) - 1
 
-    def load(self, array: int, view: View, layout: Layout, type_: ScalarType) -> int:
-        """The step that reads ``array`` there; equal reads are one step."""
-        key = (array, view, layout, type_)
-        if key not in self.loads:
-            self.loads[key] = self.add(Load(array, view, layout, type_))
-        return self.loads[key]
+    def load(self, load: Load) -> int:
+        """The step that reads there; equal reads are one step."""
+        if load not in self.loads:
+            self.loads[load] = self.add(load)
+        return self.loads[load]
 
     def is_full(self) -> bool:
         """Whether no more operations should join."""

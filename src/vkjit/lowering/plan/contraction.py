@@ -19,13 +19,12 @@ from vkjit.lowering.plan.cluster import (
     Cluster,
     ContractPart,
     Layout,
+    Operand,
     Part,
     Product,
     Repeat,
     through,
 )
-
-Operand = tuple[int, View, ScalarType]
 
 
 @final
@@ -50,7 +49,7 @@ def contraction(
 
     Args:
         cluster: without axes and steps.
-        lhs: array, view and element type; its contracted axes form one run.
+        lhs: array, view, element type and blocks; its contracted axes form one run.
         rhs: likewise.
         spec: which axes are batch and contracted.
         out: element type of the result.
@@ -77,8 +76,8 @@ def contraction(
         m=m.size,
         n=n.size,
         k=k,
-        lhs=(lhs[0], View((*sizes, m.size, k), (*lhs_lead, lhs_m, lhs_k), lhs[1].offset), lhs[2]),
-        rhs=(rhs[0], View((*sizes, k, n.size), (*rhs_lead, rhs_k, rhs_n), rhs[1].offset), rhs[2]),
+        lhs=(lhs[0], View((*sizes, m.size, k), (*lhs_lead, lhs_m, lhs_k), lhs[1].offset), *lhs[2:]),
+        rhs=(rhs[0], View((*sizes, k, n.size), (*rhs_lead, rhs_k, rhs_n), rhs[1].offset), *rhs[2:]),
         accumulate=spec.accumulate,
         precision=spec.precision,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import assert_never
 
@@ -125,9 +126,7 @@ def merged_view(view: View, shape: tuple[int, ...]) -> View | None:
 
 
 def _with_view(step: LoadStep | GatherStep, view: View) -> LoadStep | GatherStep:
-    if isinstance(step, LoadStep):
-        return LoadStep(step.array, view, step.type)
-    return GatherStep(step.array, view, step.index, step.stride, step.size, step.type)
+    return replace(step, view=view)
 
 
 def _body(
@@ -175,15 +174,16 @@ def _uses(step: Step) -> tuple[int, ...]:
 def _frozen(step: Step, numbers: dict[int, int], space: Sequence[Axis]) -> BodyStep:
     match step:
         case Load():
-            return LoadStep(step.array, view_over(space, step.view, step.layout), step.type)
+            view = view_over(space, step.view, step.layout)
+            return LoadStep(step.array, view, step.type, step.blocks)
         case Const():
             return ConstStep(step.value, step.type)
         case Scalar():
             return ScalarStep(step.fn, tuple(numbers[a] for a in step.args), step.type)
         case Gather():
             view = view_over(space, step.view, step.layout)
-            index = numbers[step.index]
-            return GatherStep(step.array, view, index, step.stride, step.size, step.type)
+            at = numbers[step.index], step.stride, step.size
+            return GatherStep(step.array, view, *at, step.type, step.blocks)
         case Reduce():
             return ReduceStep(step.rule, numbers[step.arg], step.type)
         case Product():

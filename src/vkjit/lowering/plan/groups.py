@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, assert_never, final
 
 import numpy as np
 
@@ -259,6 +259,24 @@ Group = (
     | SortGroup
     | InverseGroup
 )
+
+
+def reads(group: Group) -> tuple[LoadStep | GatherStep, ...]:
+    """All steps of a group that read memory, operands of products included."""
+    match group:
+        case LoopGroup():
+            given: tuple[LoadStep, ...] = ()
+        case ContractGroup():
+            given = (group.lhs, group.rhs)
+        case ScatterAddGroup() | SetRowsGroup():
+            return (group.indices, group.updates)
+        case ScanGroup() | SortGroup():
+            return (group.source,)
+        case InverseGroup():
+            return (group.order,)
+        case _:
+            assert_never(group)
+    return (*[s for s in group.body if isinstance(s, (LoadStep, GatherStep))], *given)
 
 
 @final

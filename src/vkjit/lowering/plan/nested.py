@@ -10,7 +10,7 @@ from vkjit.errors import InternalError
 from vkjit.ir.control import Branch, Call, Control, Inline, Scan, Transfer, While
 from vkjit.ir.program import Eqn, Program
 from vkjit.lowering.kernel.views import dense
-from vkjit.lowering.plan.bindings import Bound, Placed, element
+from vkjit.lowering.plan.bindings import Bound, Placed, element, extent
 from vkjit.lowering.plan.groups import IOTA, ControlGroup, Partition
 from vkjit.lowering.plan.workspace import Workspace
 
@@ -30,7 +30,7 @@ def control(
     if isinstance(form, Inline):
         raise InternalError(f"{eqn.prim.name}: its body must be spliced in before lowering")
     given = [_dense_array(space, b) for b in operands]
-    made = [space.new_array(element(out), out.aval.size) for out in eqn.outs]
+    made = [space.new_array(element(out), math.prod(extent(out.aval))) for out in eqn.outs]
     inner = tuple([_inner(space, program, partition) for program in programs_of(form)])
     types = tuple([(a.aval.dtype, a.aval.shape) for a in eqn.args])
     group = ControlGroup(form, inner, tuple(given), tuple(made), types, (space.origin,))
@@ -38,8 +38,8 @@ def control(
     return [
         Bound(
             element(out),
-            out.aval.shape,
-            placed=Placed(array, dense(out.aval.shape), at),
+            extent(out.aval),
+            placed=Placed(array, dense(extent(out.aval)), at),
             region=eqn.region,
             origin=space.origin,
         )
@@ -75,6 +75,8 @@ def _dense_array(space: Workspace, bound: Bound) -> int:
     """An array that holds one operand, dense and whole."""
     size = math.prod(bound.shape)
     place = bound.placed
+    if place is not None and place.blocks is not None:
+        place = space.placed(bound)
     if place is not None and place.array != IOTA:
         if place.view.is_dense() and space.arrays[place.array].length == size:
             return place.array

@@ -21,6 +21,7 @@ from vkjit.ir.primitive import Op, Remat
 from vkjit.ir.program import Atom, Eqn, Literal, Program, Var
 from vkjit.lowering.kernel.specs import (
     ContractSpec,
+    DecodeSpec,
     GatherSpec,
     IotaSpec,
     KernelSpec,
@@ -38,7 +39,7 @@ from vkjit.lowering.kernel.specs import (
 )
 from vkjit.lowering.kernel.types import I1
 from vkjit.lowering.kernel.views import View, dense, dense_strides
-from vkjit.lowering.plan.bindings import Bound, Lazy, Placed, element, number
+from vkjit.lowering.plan.bindings import Bound, Lazy, Placed, element, extent, number
 from vkjit.lowering.plan.cluster import (
     COSTLY,
     Axis,
@@ -46,6 +47,7 @@ from vkjit.lowering.plan.cluster import (
     Const,
     Gather,
     Layout,
+    Operand,
     Reduce,
     Repeat,
     Scalar,
@@ -60,6 +62,7 @@ from vkjit.lowering.plan.finish import finished
 from vkjit.lowering.plan.groups import IOTA, Partition, Work
 from vkjit.lowering.plan.lines import Inside, inverse, scan, scattered, sort
 from vkjit.lowering.plan.nested import control
+from vkjit.lowering.plan.quantized import numbers, of_units
 from vkjit.lowering.plan.workspace import Workspace
 
 _MAX_WEIGHT = 40
@@ -92,9 +95,10 @@ class _Partitioner:
         self.env: dict[Var, Bound] = {}
         self.uses = _use_counts(program)
         for var in program.params:
-            array = self.space.new_array(element(var), var.aval.size)
-            place = Placed(array, dense(var.aval.shape), -math.inf)
-            self.env[var] = Bound(element(var), var.aval.shape, placed=place)
+            shape = extent(var.aval)
+            array = self.space.new_array(element(var), math.prod(shape))
+            place = Placed(array, dense(shape), -math.inf)
+            self.env[var] = Bound(element(var), shape, placed=place)
 
     def bound(self, atom: Atom) -> Bound:
         """The binding of an operand."""
@@ -114,9 +118,11 @@ class _Partitioner:
             return
         out = eqn.outs[0]
         spec = prim.kernel_spec([a.aval for a in eqn.args], out.aval)
+        if out.aval.block is not None and eqn.args[0].aval.block is not None:
+            spec = of_units(spec, out.aval.block)
         operands = [self.space.in_region(self.bound(a), eqn.region) for a in eqn.args]
         where = self.space.origin
-        made = Bound(element(out), out.aval.shape, region=eqn.region, origin=where)
+        made = Bound(element(out), extent(out.aval), region=eqn.region, origin=where)
         self.bind(eqn, spec, operands, made)
         self.env[out] = made
 
@@ -132,6 +138,8 @@ class _Partitioner:
                 made.placed = Placed(IOTA, View(made.shape, strides), -math.inf)
             case ViewSpec():
                 self.view(operands[0], spec, made)
+            case DecodeSpec():
+                made.placed = self.decoded(operands[0], spec)
             case PlaceSpec():
                 made.placed = self.place(operands, spec, made)
             case ReduceSpec():
@@ -246,7 +254,7 @@ class _Partitioner:
         place = x.placed or self.space.placed(x)
         seen = spec.apply(place.view)
         if seen is not None:
-            made.placed = Placed(place.array, seen, place.ready)
+            made.placed = Placed(place.array, seen, place.ready, place.blocks)
         elif made.lazy is None:
             made.placed = self.view_of_copy(x, spec)
 
@@ -258,6 +266,18 @@ class _Partitioner:
         if seen is None:
             raise InternalError("view: the operation cannot read even a dense array")
         return Placed(array, seen, ready)
+
+    def decoded(self, x: Bound, spec: DecodeSpec) -> Placed:
+        """The numbers in the blocks of ``x``, which stay packed: readers decode them."""
+        place = self.space.placed(x)
+        seen = numbers(place.view, spec)
+        if seen is None:  # blocks that do not follow each other are copied, as blocks
+            array = self.space.new_array(x.type, math.prod(x.shape))
+            ready = self.space.store(Bound(x.type, x.shape, placed=place), array, dense(x.shape))
+            place = Placed(array, dense(x.shape), ready)
+            seen = numbers(place.view, spec)
+            assert seen is not None
+        return Placed(place.array, seen, place.ready, spec.blocks)
 
     def view_deferred(self, x: Bound, spec: ViewSpec, made: Bound) -> bool:
         """The view of a deferred value as the value of viewed operands, where that can be said."""
@@ -276,7 +296,7 @@ class _Partitioner:
                 view = spec.apply(place.view)
                 if view is None:
                     return False
-                part.placed = Placed(place.array, view, place.ready)
+                part.placed = Placed(place.array, view, place.ready, place.blocks)
             seen.append(part)
         made.deferred, made.weight = (scalar, tuple(seen)), x.weight
         return True
@@ -325,20 +345,11 @@ class _Partitioner:
 
     def contract(self, operands: Sequence[Bound], spec: ContractSpec, made: Bound) -> Lazy:
         """A product; pointwise consumers may join it as its epilogue."""
-        views = [self.contract_operand(b, axes) for b, axes in _contract_axes(operands, spec)]
-        lhs, rhs = (self.space.placed(b) for b in operands)
-        lhs_view, rhs_view = views
+        lhs, rhs = (self.contract_operand(b, axes) for b, axes in _contract_axes(operands, spec))
         cluster = self.space.new_cluster(())
-        layout = contraction(
-            cluster,
-            (lhs.array, lhs_view or lhs.view, operands[0].type),
-            (rhs.array, rhs_view or rhs.view, operands[1].type),
-            spec,
-            made.type,
-        )
-        return Lazy(cluster, 0, layout)
+        return Lazy(cluster, 0, contraction(cluster, lhs, rhs, spec, made.type))
 
-    def contract_operand(self, bound: Bound, axes: tuple[int, ...]) -> View | None:
+    def contract_operand(self, bound: Bound, axes: tuple[int, ...]) -> Operand:
         """Stores an operand anew when its contracted axes do not form one run in memory."""
         place = self.space.placed_in_any_order(bound)
         summed = View(
@@ -352,9 +363,8 @@ class _Partitioner:
             array = self.space.new_array(bound.type, math.prod(bound.shape))
             view = View(bound.shape, strides)
             ready = self.space.store(Bound(bound.type, bound.shape, placed=place), array, view)
-            bound.placed = Placed(array, view, ready)
-            return view
-        return None
+            place = bound.placed = Placed(array, view, ready)
+        return place.array, place.view, bound.type, place.blocks
 
     def gather(self, operands: Sequence[Bound], spec: GatherSpec, made: Bound) -> Lazy:
         """A read at computed indices, point by point over the result."""
@@ -388,7 +398,7 @@ class _Partitioner:
     def read_at(self, table: Bound, index: Bound, axes: tuple[int, int], made: Bound) -> Lazy:
         """Elements of ``table`` at ``index``; ``axes`` are the first one indexed, and how many."""
         axis, rank = axes
-        place = self.space.placed(table)
+        place = self.space.placed_in_any_order(table)
         probe = [index, Bound(table.type, (), placed=place)]
         self.settle(probe)
         cluster, layout = self.joined(probe, [self.over(index, made.shape), None], made.shape)
@@ -399,7 +409,16 @@ class _Partitioner:
         )
         assert len(read.strides) == len(made.shape)
         step = cluster.add(
-            Gather(place.array, read, layout, at, strides[axis], table.shape[axis], made.type)
+            Gather(
+                place.array,
+                read,
+                layout,
+                at,
+                strides[axis],
+                table.shape[axis],
+                made.type,
+                place.blocks,
+            )
         )
         return Lazy(cluster, step, layout)
 
@@ -439,6 +458,7 @@ class _Partitioner:
         place = bound.placed if bound.const is None else None
         if (
             place is not None
+            and place.blocks is None
             and place.array >= inputs
             and place.array not in taken
             and place.view.is_dense()

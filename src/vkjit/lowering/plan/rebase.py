@@ -6,10 +6,12 @@ read and write. Where the part begins is then the business of the plan, and thei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from vkjit.blocks import BlockType
 from vkjit.lowering.kernel.elements import memory_type
 from vkjit.lowering.kernel.views import View
 from vkjit.lowering.plan.groups import (
@@ -21,6 +23,7 @@ from vkjit.lowering.plan.groups import (
     LoadStep,
     LoopGroup,
     StoreStep,
+    reads,
 )
 
 
@@ -47,10 +50,12 @@ def rebased(
     if not isinstance(group, (LoopGroup, ContractGroup)):
         return group, whole
     extents = _extents(group)
+    whole_blocks = {s.array: (_units(s.blocks),) for s in reads(group) if s.blocks is not None}
     parts = list(whole)
     for array, (low, high) in extents.items():
         info = infos[array]
         step = max(alignment // memory_type(info.elem).bytes, 1)
+        step = math.lcm(step, *whole_blocks.get(array, ()))
         start = low // step * step
         parts[array] = Part(start, high + 1 - start)
     if tuple(parts) == whole:
@@ -61,32 +66,41 @@ def rebased(
 def _extents(group: LoopGroup | ContractGroup) -> dict[int, tuple[int, int]]:
     """The first and the last element that each array is read or written at."""
     found: dict[int, tuple[int, int]] = {}
-    steps: list[LoadStep | GatherStep | StoreStep] = list(group.stores)
-    steps += [s for s in group.body if isinstance(s, (LoadStep, GatherStep))]
-    if isinstance(group, ContractGroup):
-        steps += [group.lhs, group.rhs]
-    for step in steps:
+    for step in (*group.stores, *reads(group)):
         if step.array == IOTA or not step.view.size:
             continue
         reach = (step.size - 1) * step.stride if isinstance(step, GatherStep) else 0
         spans = [(n - 1) * s for n, s in zip(step.view.shape, step.view.strides, strict=True)]
         low = step.view.offset + sum(min(s, 0) for s in (*spans, reach))
         high = step.view.offset + sum(max(s, 0) for s in (*spans, reach))
+        block = None if isinstance(step, StoreStep) else step.blocks
+        if block is not None:
+            low, high = low // block.size, high // block.size
+            low, high = low * _units(block), (high + 1) * _units(block) - 1
         before = found.get(step.array, (low, high))
         found[step.array] = min(low, before[0]), max(high, before[1])
     return found
 
 
+def _units(block: BlockType) -> int:
+    """Elements of an array that one block takes."""
+    return block.nbytes // block.unit
+
+
 def _moved(group: LoopGroup | ContractGroup, parts: Sequence[Part]) -> Group:
-    def view(array: int, of: View) -> View:
+    def view(array: int, of: View, block: BlockType | None = None) -> View:
         start = 0 if array == IOTA else parts[array].start
+        if block is not None:
+            start = start // _units(block) * block.size
         return View(of.shape, of.strides, of.offset - start) if start and of.size else of
 
     def load(step: LoadStep) -> LoadStep:
-        return replace(step, view=view(step.array, step.view))
+        return replace(step, view=view(step.array, step.view, step.blocks))
 
     body = tuple(
-        replace(s, view=view(s.array, s.view)) if isinstance(s, (LoadStep, GatherStep)) else s
+        replace(s, view=view(s.array, s.view, s.blocks))
+        if isinstance(s, (LoadStep, GatherStep))
+        else s
         for s in group.body
     )
     stores = tuple(replace(s, view=view(s.array, s.view)) for s in group.stores)

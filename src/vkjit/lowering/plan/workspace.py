@@ -17,6 +17,7 @@ from vkjit.lowering.plan.cluster import (
     Cluster,
     Const,
     Layout,
+    Load,
     Scalar,
     Store,
     covers,
@@ -94,9 +95,16 @@ class Workspace:
         return Bound(bound.type, bound.shape, placed=self.placed(bound), region=region)
 
     def placed(self, bound: Bound) -> Placed:
-        """The value in memory, stored now if it is not there yet."""
-        if bound.placed is not None and bound.placed.array != IOTA:
-            return bound.placed
+        """The value in memory, stored now if it is not there yet; never numbers in blocks."""
+        place = bound.placed
+        if place is not None and place.blocks is not None:
+            if bound.decoded is None:
+                array = self.new_array(bound.type, math.prod(bound.shape))
+                view = dense(bound.shape)
+                bound.decoded = Placed(array, view, self.store(bound, array, view))
+            return bound.decoded
+        if place is not None and place.array != IOTA:
+            return place
         chain: list[tuple[Bound, ViewSpec]] = []
         root = bound
         while root.seen is not None and root.placed is None:
@@ -118,11 +126,13 @@ class Workspace:
         return bound.placed
 
     def placed_in_any_order(self, bound: Bound) -> Placed:
-        """As ``placed``, for readers that follow any strides.
+        """As ``placed``, for readers that follow any strides and read numbers out of blocks.
 
         A value that is only now computed gets the order of the array that it is computed from: a
         cast of a transposed matrix is written as it is read.
         """
+        if bound.placed is not None and bound.placed.blocks is not None:
+            return bound.placed
         if bound.placed is None and bound.deferred is not None and self.storer(bound) is None:
             self._place_leaves(bound)
             strides = _order_of(_leaf_views(bound), bound.shape)
@@ -200,7 +210,7 @@ class Workspace:
             tuple(part.size for part in flat),
             tuple(strides[p] if isinstance(p, Axis) else 0 for p in flat),
         )
-        step = cluster.load(compact, read, self.identity(cluster), bound.type)
+        step = cluster.load(Load(compact, read, self.identity(cluster), bound.type))
         rest = iter(cluster.axes)
         spread = tuple(tuple(next(rest) for _ in parts) for parts in leaves(lazy.layout))
         cluster.stores.append(Store(step, array, view, spread))
@@ -220,7 +230,7 @@ class Workspace:
         if bound.deferred is not None and bound.placed is None:
             return self.computed(bound, cluster, where)
         place = bound.placed or self.placed(bound)
-        return cluster.load(place.array, place.view, where, bound.type)
+        return cluster.load(Load(place.array, place.view, where, bound.type, place.blocks))
 
     def computed(self, bound: Bound, cluster: Cluster, layout: Layout) -> int:
         """The step of ``cluster`` that computes a deferred value there; one for each layout."""

@@ -12,12 +12,14 @@ from typing import assert_never, final
 
 from vkjit.errors import InternalError
 from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.decode import LANES, decode, decode_at
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.types import (
     I1,
     I8,
     Access,
     BinOp,
+    Buffer,
     CmpOp,
     ConvertOp,
     ScalarType,
@@ -45,23 +47,27 @@ class Point:
     """Where a body is evaluated: one index per axis, and at most one axis of consecutive lanes.
 
     A point belongs to the region in which it was made: it remembers the addresses it has computed.
+    It is ``aligned`` where the index along the lane axis is known to be a multiple of the lanes.
     """
 
-    __slots__ = ("_addresses", "axis", "b", "indices", "lanes", "mask")
+    __slots__ = ("_addresses", "aligned", "axis", "b", "indices", "lanes", "mask")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  where, and what is known of it
         self,
         b: Builder,
         indices: Sequence[Value],
         axis: int | None = None,
         lanes: int = 1,
         mask: Value | None = None,
+        *,
+        aligned: bool = False,
     ) -> None:
         self.b = b
         self.indices = tuple(indices)
         self.axis = axis if lanes > 1 else None
         self.lanes = lanes
         self.mask = mask
+        self.aligned = aligned
         self._addresses: dict[View, Value] = {}
 
     def base(self, view: View) -> Value:
@@ -162,6 +168,8 @@ def load(point: Point, buffers: Buffers, step: LoadStep) -> Value:
         index = base if stride == 0 else point.spread(base, stride)
         return _from_index(b, index, step.type)
     buffer = buffers.of(step.array)
+    if step.blocks is not None:
+        return _decoded(point, buffer, step, base)
     if stride == 0:
         mask = None if point.axis is not None else point.mask
         value = b.load(buffer, base, 1, mask)
@@ -170,6 +178,44 @@ def load(point: Point, buffers: Buffers, step: LoadStep) -> Value:
     else:
         value = b.load(buffer, point.spread(base, stride), point.lanes, point.mask)
     return from_memory(b, value, step.type)
+
+
+def _decoded(point: Point, buffer: Buffer, step: LoadStep | GatherStep, base: Value) -> Value:
+    """The numbers from number ``base``, an address of lane 0 or those of all lanes.
+
+    Lanes that follow each other in one block are decoded as a run; where ``point`` is masked, its
+    lanes outside read number 0.
+    """
+    b, block = point.b, step.blocks
+    assert block is not None
+    stride = point.step(step.view)
+    mask = point.mask
+    if isinstance(base.type, VecType):
+        where = base
+    elif stride == 0:
+        where, mask = base, None if point.axis is not None else mask
+    elif mask is None and _in_runs(point, step, stride):
+        return _rounded(b, decode(b, buffer, block, base, point.lanes), step.type)
+    else:
+        where = point.spread(base, stride)
+    if mask is not None:
+        where = b.select(mask, where, b.const(where.type, 0))
+    return _rounded(b, decode_at(b, buffer, block, where), step.type)
+
+
+def _in_runs(point: Point, step: LoadStep | GatherStep, stride: int) -> bool:
+    """Whether the numbers of all lanes are a run that ``decode`` takes."""
+    if stride != 1 or not point.aligned or point.lanes not in LANES:
+        return False
+    others = [s for a, s in enumerate(step.view.strides) if a != point.axis]
+    if isinstance(step, GatherStep):
+        others.append(step.stride)
+    return all(s % point.lanes == 0 for s in (*others, step.view.offset))
+
+
+def _rounded(b: Builder, value: Value, elem: ScalarType) -> Value:
+    """Decoded numbers in the type of the step."""
+    return b.convert(ConvertOp.FLOAT, value, with_elem(value.type, elem))
 
 
 def from_memory(b: Builder, value: Value, elem: ScalarType) -> Value:
@@ -222,6 +268,10 @@ def _gather(point: Point, buffers: Buffers, step: GatherStep, index: Value) -> V
     moved = b.scaled(b.convert(ConvertOp.SEXT, index, wide), step.stride)
     base, stride = point.base(step.view), point.step(step.view)
     buffer = buffers.of(step.array)
+    if step.blocks is not None:
+        if isinstance(moved.type, VecType):
+            base = point.spread(base, stride) if stride else b.splat(base, point.lanes)
+        return _decoded(point, buffer, step, b.add(base, moved))
     if isinstance(moved.type, VecType):
         where = point.spread(base, stride) if stride else b.splat(base, point.lanes)
         value = b.load(buffer, b.add(where, moved), point.lanes, point.mask)
