@@ -20,6 +20,7 @@ from vkjit.lowering.gpu.gemm_coop_schedule import Scheme, scheme_of
 from vkjit.lowering.gpu.gemm_coop_tiles import Tile
 from vkjit.lowering.gpu.gemm_epilogue import buffers_of
 from vkjit.lowering.gpu.gemm_join import split_sum
+from vkjit.lowering.gpu.gemm_operand import is_packed
 from vkjit.lowering.gpu.grid import Grid
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
@@ -149,9 +150,16 @@ class _Workgroup:
         step: Value,
         units: Sequence[Value],
     ) -> tuple[Value, ...]:
-        """Units of the tiles after those from ``step`` on; after the last ones, ``units``."""
+        """Units of the tiles after those from ``step`` on; after the last ones, any.
+
+        Decoding stands in line with the multiplications, which hide it: a branch would not let it.
+        """
         b = self.b
         following = b.offset(step, self.s.block_k)
+        if is_packed(self.group):
+            last = (self.group.k - 1) // self.s.block_k * self.s.block_k
+            following = b.binary(BinOp.MIN_U, following, b.index(last))
+            return tuple(self.fetch(batch, first, following))
         more = b.compare(CmpOp.LT, following, b.index(self.group.k))
         branch = b.branch(more, [unit.type for unit in units])
         with branch.then() as region:
@@ -163,25 +171,33 @@ class _Workgroup:
     def fetch(self, batch: Sequence[Value], first: tuple[Value, Value], step: Value) -> list[Value]:
         """Units of both tiles from ``step`` on, to registers.
 
-        Only tiles at an edge ask of every unit whether it is there.
+        Only tiles at an edge ask of every unit whether it is there; with blocks all tiles do.
         """
-        b, tiles = self.b, (self.lhs, self.rhs)
-        places = [(start, step) for start in first]
+        lhs, rhs = (self.lhs, (first[0], step)), (self.rhs, (first[1], step))
+        if is_packed(self.group):
+            return self.fetched([lhs], batch) + self.fetched([rhs], batch)
+        return self.fetched([lhs, rhs], batch)
+
+    def fetched(
+        self, tiles: Sequence[tuple[Tile, tuple[Value, Value]]], batch: Sequence[Value]
+    ) -> list[Value]:
+        """Units of ``tiles`` at their places."""
+        b = self.b
 
         def fetched(*, guarded: bool) -> list[Value]:
-            units = [
-                tile.fetch(self.buffers, batch, place, guarded=guarded)
-                for tile, place in zip(tiles, places, strict=True)
+            return [
+                unit
+                for tile, place in tiles
+                for unit in tile.fetch(self.buffers, batch, place, guarded=guarded)
             ]
-            return units[0] + units[1]
 
-        inside = [c for t, p in zip(tiles, places, strict=True) for c in t.is_inside(*p)]
-        if not inside:
-            return fetched(guarded=False)
+        inside = [c for tile, place in tiles for c in tile.is_inside(*place)]
+        if not inside or any(tile.is_packed for tile, _ in tiles):
+            return fetched(guarded=bool(inside))
         whole = inside[0]
         for other in inside[1:]:
             whole = b.binary(BinOp.AND, whole, other)
-        branch = b.branch(whole, [*tiles[0].types, *tiles[1].types])
+        branch = b.branch(whole, [type_ for tile, _ in tiles for type_ in tile.types])
         with branch.then() as region:
             region.yields = tuple(fetched(guarded=False))
         with branch.otherwise() as region:
@@ -190,8 +206,7 @@ class _Workgroup:
 
     def put(self, units: Sequence[Value]) -> None:
         """Fetched units to shared memory."""
-        each = 1 if self.lhs.in_words else 2
-        count = each * len(self.lhs.units)
+        count = len(self.lhs.types)
         self.lhs.put(units[:count])
         self.rhs.put(units[count:])
 

@@ -6,7 +6,8 @@ memory are a unit longer than the tile's, which keeps the banks of eight rows ap
 
 An invocation first fetches its units to registers, so that they are under way while the previous
 tile is used. There they are as they were in memory; numbers of 32 bits are narrowed, or split, on
-the way to shared memory.
+the way to shared memory. Numbers in quantized blocks are decoded as they are fetched, between
+multiplications: an invocation takes neighbouring units, which share a scale.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from vkjit.lowering.gpu.gemm_coop_schedule import (
     along_sum,
     pitch,
 )
-from vkjit.lowering.gpu.gemm_split import parts_in_words, words_of
+from vkjit.lowering.gpu.gemm_operand import LONGEST, decoded_run, read_at
+from vkjit.lowering.gpu.gemm_split import decoded_in_words, parts_in_words, words_of
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import MatLayout, Value
 from vkjit.lowering.kernel.types import (
     F32,
     I32,
     BinOp,
-    Buffer,
     CmpOp,
     MatType,
     MatUse,
@@ -49,9 +50,9 @@ _Bounds = tuple[tuple[Value, int | None], tuple[Value, int | None]]
 @final
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """One of an invocation's units of a tile: ``ahead`` rows after ``row``, in ``column``.
+    """Where a run of an invocation's units begins: ``ahead`` rows after ``row``, in ``column``.
 
-    ``word`` is its place in shared memory. ``exists`` is None where every invocation has the unit.
+    ``word`` is its place in shared memory. ``exists`` is None where every invocation has the run.
     """
 
     row: Value
@@ -93,13 +94,15 @@ class Tile:
         name = ("lhs", "rhs")[side]
         names = (name,) if scheme.parts == 1 else (f"{name}_high", f"{name}_low")
         self.memories = tuple(b.scratch(n, I32, self.rows * self.pitch) for n in names)
+        # Units of a run; above 1 for blocks only.
+        self.run = LONGEST // UNIT if self._is_whole(LONGEST) else 1
         self.units = self._units(schedule.invocations)
 
     # -- places -----------------------------------------------------------------------------------
 
     def _units(self, count: int) -> list[_Unit]:
-        """The units of one invocation."""
-        b, each = self.b, self.columns // UNIT
+        """The runs of units of one invocation."""
+        b, each = self.b, self.columns // (self.run * UNIT)
         total, local = self.rows * each, b.local_id(0)
         aligned = count % each == 0  # all units in one column: addresses differ by constants
         found: list[_Unit] = []
@@ -108,8 +111,9 @@ class Tile:
             ahead = start // each if aligned else 0
             if start == 0 or not aligned:
                 row, column = coordinates(b, b.offset(local, start), (self.rows, each))
-                word = b.add(b.scaled(row, self.pitch), b.scaled(column, UNIT_WORDS))
-                column = b.scaled(column, UNIT)
+                between, along = self.pitch, self.run * UNIT_WORDS
+                word = b.add(b.scaled(row, between), b.scaled(column, along))
+                column = b.scaled(column, self.run * UNIT)
             exists: Value | None = None
             if start + count > total:
                 exists = b.compare(CmpOp.LT_U, b.offset(row, ahead), b.index(self.rows))
@@ -120,13 +124,24 @@ class Tile:
     @property
     def is_whole(self) -> bool:
         """Whether units are read as vectors: always aligned, never across an edge."""
+        return self._is_whole(UNIT)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether units are decoded from blocks."""
+        return self.operand.blocks is not None
+
+    def _is_whole(self, count: int) -> bool:
+        """Whether runs of ``count`` elements are always aligned and never cross an edge."""
+        if count > UNIT and (self.operand.blocks is None or self.columns % count):
+            return False
         view = self.operand.view
         free, total = self._axes
         along, size = (total, self.k) if self.summed else (free, self.size)
         others = [
             stride for a, stride in enumerate(view.strides) if a != along and view.shape[a] > 1
         ]
-        aligned = all(number % UNIT == 0 for number in (size, view.offset, *others))
+        aligned = all(number % count == 0 for number in (size, view.offset, *others))
         return view.strides[along] == 1 and aligned
 
     @property
@@ -140,7 +155,7 @@ class Tile:
     def types(self) -> list[VecType]:
         """What ``fetch`` gives: for every unit a vector of words, or two of float32."""
         each = [VecType(I32, UNIT_WORDS)] if self.in_words else [VecType(F32, _LANES)] * 2
-        return each * len(self.units)
+        return each * (self.run * len(self.units))
 
     def is_inside(self, first: Value, step: Value) -> list[Value]:
         """What holds where the whole tile is inside the operand; nothing where it always is."""
@@ -178,9 +193,11 @@ class Tile:
                 row, column = b.add(begin[0], unit.row), b.add(begin[1], unit.column)
                 base = b.add(b.add(start, b.scaled(row, between)), b.scaled(column, along))
             where = b.offset(base, unit.ahead * between)
-            read = self._whole if self.is_whole else self._gathered
+            read = self._gathered
+            if self.is_whole:
+                read = self._decoded if self.is_packed else self._whole
             bounds = ((b.offset(row, unit.ahead), ends[0]), (column, ends[1]))
-            found += read(buffers.of(self.operand.array), where, bounds)
+            found += read(buffers, where, bounds)
         return found
 
     def _ends(self, *, guarded: bool) -> tuple[int | None, int | None]:
@@ -197,14 +214,19 @@ class Tile:
         free, total = (self.operand.view.strides[a] for a in self._axes)
         return (free, total) if self.summed else (total, free)
 
-    def _whole(self, buffer: Buffer, where: Value, bounds: _Bounds) -> list[Value]:
-        """One unit by vectors."""
+    def _inside(self, bounds: _Bounds) -> Value | None:
+        """Whether a run is inside; None if it always is."""
         b = self.b
         inside: Value | None = None
         for value, end in bounds:
             if end is not None:
                 is_in = b.compare(CmpOp.LT_U, value, b.index(end))
                 inside = is_in if inside is None else b.binary(BinOp.AND, inside, is_in)
+        return inside
+
+    def _whole(self, buffers: Buffers, where: Value, bounds: _Bounds) -> list[Value]:
+        """One unit by vectors."""
+        b, buffer, inside = self.b, buffers.of(self.operand.array), self._inside(bounds)
         if inside is not None:
             where = b.select(inside, where, b.index(0))  # somewhere: what is read is not used
         if not self.in_words:
@@ -215,7 +237,20 @@ class Tile:
             return values
         return [b.select(inside, value, _zeros(b, value)) for value in values]
 
-    def _gathered(self, buffer: Buffer, where: Value, bounds: _Bounds) -> list[Value]:
+    def _decoded(self, buffers: Buffers, where: Value, bounds: _Bounds) -> list[Value]:
+        """One run of units out of blocks."""
+        b, inside = self.b, self._inside(bounds)
+        if inside is not None:
+            where = b.select(inside, where, b.index(0))
+        values = decoded_run(b, buffers, self.operand, where, self.run * UNIT)
+        if self.in_words:
+            pairs = zip(values[::2], values[1::2], strict=True)
+            values = [decoded_in_words(b, pair, self.scheme) for pair in pairs]
+        if inside is None:
+            return values
+        return [b.select(inside, value, _zeros(b, value)) for value in values]
+
+    def _gathered(self, buffers: Buffers, where: Value, bounds: _Bounds) -> list[Value]:
         """One unit element by element, through any strides."""
         b, ((row, row_end), (column, column_end)) = self.b, bounds
         _, along = self._strides()
@@ -230,7 +265,7 @@ class Tile:
                 mask = is_in if mask is None else b.binary(BinOp.AND, mask, is_in)
             lanes = b.splat(b.offset(where, at * along), _LANES)
             lanes = b.add(lanes, b.iota(_LANES, along)) if along else lanes
-            found.append(b.load(buffer, lanes, _LANES, mask))
+            found.append(read_at(b, buffers, self.operand, lanes, mask))
         if not self.in_words:
             return found
         return [words_of(b, (found[0], found[1]))]
@@ -241,16 +276,20 @@ class Tile:
         """Writes fetched units to shared memory."""
         b, each = self.b, len(values) // len(self.units)
         for number, unit in enumerate(self.units):
-            parts = self._parts(values[number * each : (number + 1) * each])
+            run = values[number * each : (number + 1) * each]
             if unit.exists is None:
-                self._store(unit, parts)
+                self._store(unit, run)
             else:
                 with b.branch(unit.exists).then():
-                    self._store(unit, parts)
+                    self._store(unit, run)
 
-    def _store(self, unit: _Unit, parts: Sequence[Value]) -> None:
-        for memory, words in zip(self.memories, parts, strict=True):
-            self.b.store(memory, unit.word, words)
+    def _store(self, unit: _Unit, run: Sequence[Value]) -> None:
+        each = len(run) // self.run
+        for place in range(self.run):
+            where = self.b.offset(unit.word, place * UNIT_WORDS)
+            parts = self._parts(run[place * each : (place + 1) * each])
+            for memory, words in zip(self.memories, parts, strict=True):
+                self.b.store(memory, where, words)
 
     def _parts(self, values: Sequence[Value]) -> list[Value]:
         """A fetched unit as words, one vector of them for each memory."""

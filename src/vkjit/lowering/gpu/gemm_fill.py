@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 from vkjit.lowering.gpu.gemm_epilogue import number, widened
+from vkjit.lowering.gpu.gemm_operand import read
 from vkjit.lowering.gpu.gemm_schedule import LANES, pitch
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
@@ -197,8 +198,8 @@ class Staging:
         if inside is not None:
             # The first element instead: it is there, and it is not used.
             address = b.select(inside, address, b.index(view.offset))
-        memory = self.buffers.of(side.operand.array)
-        value = widened(b, b.load(memory, address, width), self.group.accumulate)
+        value = read(b, self.buffers, side.operand, address, width)
+        value = widened(b, value, self.group.accumulate)
         if inside is None:
             return value
         return b.select(inside, value, b.splat(number(b, self.group.accumulate, 0), width))

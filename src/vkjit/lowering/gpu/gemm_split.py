@@ -32,6 +32,7 @@ _F16_NORMAL = 2.0**-14
 _F16_BITS = -(1 << 13)
 """Sign, exponent and the upper 10 bits of the mantissa of a float32."""
 _BF16_BITS = -(1 << 16)
+_BF16_SPLITTER = 65537.0
 _BF16_LARGEST = float.fromhex("0x1.fefffep+127")
 """The largest float32 that rounds to a finite bfloat16."""
 
@@ -65,6 +66,25 @@ def parts_in_words(b: Builder, halves: tuple[Value, Value], scheme: Scheme) -> t
         for x, high in zip(halves, highs, strict=True)
     )
     return _as_half(b, (highs[0], highs[1])), _as_half(b, (lows[0], lows[1]))
+
+
+def decoded_in_words(b: Builder, halves: tuple[Value, Value], scheme: Scheme) -> Value:
+    """Eight numbers out of blocks, rounded to the one part of ``scheme``, as words.
+
+    Such numbers are multiples of 2^-24 below 2^29: their upper bits come by T. Dekker's splitting
+    ("A floating-point technique for extending the available precision", Numer. Math. 18 (1971)),
+    which has no overflow to test for and needs half of the operations on integers.
+    """
+    if scheme.elem is not BF16:
+        return _as_half(b, halves)
+    low, high = (_upper_bits(b, x) for x in halves)
+    return _upper_halves(b, (low, high))
+
+
+def _upper_bits(b: Builder, x: Value) -> Value:
+    """``x`` rounded to nearest with the 8 bits of a bfloat16."""
+    scaled = b.mul(x, _splat(b, x, _BF16_SPLITTER))
+    return b.sub(scaled, b.sub(scaled, x))
 
 
 def _splat(b: Builder, like: Value, value: float) -> Value:

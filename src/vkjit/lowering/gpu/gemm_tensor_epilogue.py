@@ -94,6 +94,8 @@ class Epilogue:
             load = self.group.body[number]
             if not isinstance(load, LoadStep) or load.type not in _STORED or load.array == IOTA:
                 continue
+            if load.blocks is not None:
+                continue
             plane = plane_of(load.view)
             fits = plane is not None and plane.pitch > 1 and is_aligned(load.view, load.type)
             if fits and total.type.scope is MatScope.SUBGROUP:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from vkjit.lowering.gpu.gemm_join import MOST_PARTS
+from vkjit.lowering.gpu.gemm_operand import is_packed
 from vkjit.lowering.gpu.gemm_tensor_epilogue import casts_of, supports
 from vkjit.lowering.gpu.gemm_tensor_memory import ALIGNMENT, is_aligned, plane_of
 from vkjit.lowering.kernel.types import BF16, F16, F32, MatScope
@@ -92,6 +93,7 @@ def _fits(group: ContractGroup, target: Target) -> bool:
     fits = all(plane_of(s.view) is not None and is_aligned(s.view, s.type) for s in sides)
     fits = fits and all(is_aligned(s.view, group.body[s.value].type) for s in group.stores)
     large = min(group.m, group.n, group.k) >= _LEAST and 0 not in group.batch
+    fits = fits and not is_packed(group)  # a tensor load reads numbers
     return fits and large and "tensor_maps" in target.features and supports(group)
 
 

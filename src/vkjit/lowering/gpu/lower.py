@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from vkjit.lowering.gpu.choose import candidates, lower_contract
+from vkjit.lowering.gpu.gemm_operand import numbers_of
 from vkjit.lowering.gpu.index import check_sizes
 from vkjit.lowering.gpu.loop_nests import lower_loop
 from vkjit.lowering.gpu.scan import scan
@@ -24,6 +25,7 @@ from vkjit.lowering.plan.groups import (
 )
 from vkjit.lowering.plan.schedule import GpuContract
 from vkjit.lowering.templates.context import Lowered, TemplateContext
+from vkjit.lowering.templates.decoded import without_blocks
 
 
 def lower(
@@ -38,8 +40,11 @@ def lower(
         case LoopGroup():
             return lower_loop(group, context)
         case ContractGroup():
-            check_sizes(context, group.k)
-            return lower_contract(group, schedule or candidates(group, context)[0], context)
+            loops, product = without_blocks(group, context)
+            decoded = [kernel for loop in loops for kernel in lower_loop(loop, context)]
+            check_sizes(context, max(product.k, numbers_of(product)))
+            chosen = schedule or candidates(product, context)[0]
+            return [*decoded, *lower_contract(product, chosen, context)]
         case ScatterAddGroup():
             return scatter_add(group, context)
         case SetRowsGroup():

@@ -1,0 +1,81 @@
+"""Reads of a product's operands, which lie as plain numbers or in quantized blocks.
+
+Blocks stay packed in memory: every template decodes the numbers that it is about to use, in
+float32, and rounds them to the operand's type.
+"""
+
+from __future__ import annotations
+
+from vkjit.errors import InternalError
+from vkjit.lowering.gpu.gemm_epilogue import widened
+from vkjit.lowering.gpu.short_vectors import LANES, in_short_vectors
+from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.decode import decode, decode_at
+from vkjit.lowering.kernel.nodes import Value
+from vkjit.lowering.kernel.types import VecType
+from vkjit.lowering.plan.groups import ContractGroup, LoadStep
+from vkjit.lowering.templates.context import Buffers
+
+LONGEST = 16
+"""Numbers that one decoding gives: those of a run of 16 share scale and minimum in every type."""
+
+
+def is_packed(group: ContractGroup) -> bool:
+    """Whether an operand lies in blocks."""
+    return group.lhs.blocks is not None or group.rhs.blocks is not None
+
+
+def decoded_run(
+    b: Builder, buffers: Buffers, operand: LoadStep, start: Value, lanes: int
+) -> list[Value]:
+    """``lanes`` consecutive numbers out of blocks, in vectors of four float32, or a single one.
+
+    Args:
+        b: builder.
+        buffers: of the kernel.
+        operand: lies in blocks.
+        start: index of a number, a multiple of ``lanes``.
+        lanes: 1, 4, 8 or ``LONGEST``.
+    """
+    memory, blocks = buffers.of(operand.array), operand.blocks
+    if blocks is None:
+        raise InternalError(f"gemm: array {operand.array} holds numbers, expected blocks")
+    if lanes <= LANES:
+        return [decode(b, memory, blocks, start, lanes)]
+    return in_short_vectors(b, lambda wide: decode(wide, memory, blocks, start, lanes))
+
+
+def read(b: Builder, buffers: Buffers, operand: LoadStep, start: Value, lanes: int) -> Value:
+    """A number of the operand's type, or ``LANES`` of them, from number ``start``.
+
+    In blocks ``start`` is a multiple of ``lanes``.
+    """
+    if operand.blocks is None:
+        return b.load(buffers.of(operand.array), start, lanes)
+    (value,) = decoded_run(b, buffers, operand, start, lanes)
+    return widened(b, value, operand.type)
+
+
+def read_at(
+    b: Builder, buffers: Buffers, operand: LoadStep, where: Value, mask: Value | None = None
+) -> Value:
+    """The numbers at a vector of indices; 0 where ``mask`` does not hold."""
+    memory, blocks = buffers.of(operand.array), operand.blocks
+    if blocks is None:
+        assert isinstance(where.type, VecType)
+        return b.load(memory, where, where.type.lanes, mask)
+    if mask is not None:
+        where = b.select(mask, where, b.const(where.type, 0))
+    value = widened(b, decode_at(b, memory, blocks, where), operand.type)
+    return value if mask is None else b.select(mask, value, b.const(value.type, 0.0))
+
+
+def numbers_of(group: ContractGroup) -> int:
+    """How far the product counts numbers in blocks, of which an array has fewer."""
+    found = 0
+    for step in (group.lhs, group.rhs):
+        if step.blocks is not None:
+            steps = zip(step.view.shape, step.view.strides, strict=True)
+            last = sum((size - 1) * max(stride, 0) for size, stride in steps if size)
+            found = max(found, step.view.offset + last + 1)
+    return found
