@@ -3,7 +3,8 @@
 A benchmark module defines
 
 - ``CASES``, a tuple of `Case`;
-- ``inputs(case)``, a tuple of pytrees of NumPy arrays, the same in every process;
+- ``inputs(case)``, a tuple of pytrees of NumPy arrays and `Packed` matrices, the same in every
+  process;
 - ``program(ns, case)``, a function of those inputs written against `Namespace`, hence run by
   vkjit, by JAX and, in float64, by NumPy;
 - ``torch_program(torch, case, inputs, wrap)``, the same as an idiomatic PyTorch program: a function
@@ -22,6 +23,8 @@ from typing import Any, Literal, final
 
 import numpy as np
 
+from benchmarks.packed import Packed
+
 Tree = Any
 Array = Any
 
@@ -39,8 +42,10 @@ class Case:
     argument 0 (``step``). `tolerance` bounds the relative error against float64. `flop` and
     `byte` are the least that any implementation must do; the floor is made from them. `first`
     cases measure the first call in a fresh process. Floating leaves of the arguments `low` are put
-    on the device as `dtype`, the type that products are computed in. `on` says which kind of device
-    the case is meant for; naming a case runs it anywhere.
+    on the device as `dtype`, the type that products are computed in. `blocks` are the block types
+    of the frozen matrices and of the embedding: vkjit reads the blocks and, so that what this gains
+    shows, runs once more as ``vkjit-numbers`` with the numbers, which the peers get. `on` says
+    which kind of device the case is meant for; naming a case runs it anywhere.
     """
 
     name: str
@@ -57,6 +62,7 @@ class Case:
     quick: bool = True
     dtype: str = "float32"
     low: tuple[int, ...] = ()
+    blocks: tuple[str, str] | None = None
     on: Literal["cpu", "gpu", "both"] = "cpu"
 
 
@@ -71,6 +77,7 @@ class Namespace:
     nn: Any
     value_and_grad: Callable[..., Callable[..., Any]]
     jit: Callable[..., Any]
+    checkpoint: Callable[..., Any]
 
 
 def numpy_namespace() -> Namespace:
@@ -104,7 +111,10 @@ def numpy_namespace() -> Namespace:
     def no_gradient(*_args: Any, **_options: Any) -> Callable[..., Any]:
         raise NotImplementedError("value_and_grad: NumPy is the reference of values only")
 
-    return Namespace("numpy", np, lax, nn, no_gradient, lambda function, **_: function)
+    def unchanged(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        return function
+
+    return Namespace("numpy", np, lax, nn, no_gradient, unchanged, unchanged)
 
 
 def _scan(body: Callable[..., Any], carry: Tree, xs: Tree) -> tuple[Tree, Tree]:
@@ -279,5 +289,7 @@ def relative(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.linalg.norm(got - wanted) / (np.linalg.norm(wanted) + 1e-300))
 
 
-def _to_double(leaf: np.ndarray) -> np.ndarray:
+def _to_double(leaf: np.ndarray | Packed) -> np.ndarray:
+    if isinstance(leaf, Packed):
+        return leaf.numbers().astype(np.float64)
     return leaf.astype(np.float64) if np.issubdtype(leaf.dtype, np.floating) else leaf

@@ -11,11 +11,13 @@ import importlib
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 import numpy as np
 
 from benchmarks.case import ADAMW, Case, Namespace, Tree, make_step, tree_leaves, tree_map
+from benchmarks.packed import Packed
 
 GPU_COPY = 1 << 30
 """Bytes of the copy that tells a GPU's bandwidth."""
@@ -33,6 +35,10 @@ class Job(abc.ABC):
 
     @abc.abstractmethod
     def outputs(self) -> list[np.ndarray]: ...
+
+    def predicted(self) -> int:
+        """Bytes that its plan says a call takes at most, arguments included; 0 for no plan."""
+        return 0
 
 
 class Host(abc.ABC):
@@ -72,6 +78,7 @@ def array_namespace(name: str) -> Namespace:
         nn=importlib.import_module(f"{name}.nn"),
         value_and_grad=root.value_and_grad,
         jit=root.jit,
+        checkpoint=root.checkpoint,
     )
 
 
@@ -100,12 +107,24 @@ class ArrayJob(Job):
     def outputs(self) -> list[np.ndarray]:
         return [np.asarray(leaf) for leaf in tree_leaves(self._result)]
 
+    def predicted(self) -> int:
+        compiled = getattr(self._function, "compile", None)  # vkjit's: done by now, so looked up
+        if compiled is None:
+            return 0
+        state = () if self._state is None else (self._state,)
+        return compiled(*state, *self._arguments).memory().peak
+
 
 @final
 class ArrayHost(Host):
-    """vkjit or JAX; on a GPU JAX is asked for float32 products in float32, as the others are."""
+    """vkjit or JAX; on a GPU JAX is asked for float32 products in float32, as the others are.
 
-    def __init__(self, name: str, device: str) -> None:
+    vkjit has packed matrices in blocks, as ``vkjit-numbers`` in numbers, as JAX has.
+    """
+
+    def __init__(self, participant: str, device: str) -> None:
+        name, _, rest = participant.partition("-")
+        self._reads_blocks = name == "vkjit" and not rest
         if name == "jax":
             os.environ["JAX_PLATFORMS"] = "cpu" if device == "cpu" else "cuda"
             os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
@@ -175,12 +194,20 @@ class ArrayHost(Host):
         """The arguments on the device, those in `case.low` in the case's dtype."""
         to_device, dtype = self.ns.np.asarray, getattr(self.ns.np, case.dtype)
 
-        def lowered(leaf: np.ndarray) -> Any:
+        def in_dtype(leaf: np.ndarray) -> Any:
             # On the host, so that the float32 array does not count in the device's peak.
             return to_device(leaf.astype(dtype) if leaf.dtype == np.float32 else leaf)
 
+        def placed(leaf: np.ndarray | Packed, place: Callable[[np.ndarray], Any]) -> Any:
+            if not isinstance(leaf, Packed):
+                return place(leaf)
+            if self._reads_blocks:
+                quant = importlib.import_module("vkjit.quant")
+                return quant.from_bytes(leaf.raw(), leaf.kind, leaf.shape)
+            return place(leaf.numbers())
+
         return tuple(
-            tree_map(lowered if number in case.low else to_device, tree)
+            tree_map(partial(placed, place=in_dtype if number in case.low else to_device), tree)
             for number, tree in enumerate(inputs)
         )
 
@@ -236,9 +263,10 @@ class TorchOn:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._torch, name)
 
-    def from_numpy(self, array: np.ndarray) -> Any:
-        """A tensor on the device; on the CPU it shares the array's memory."""
-        return self._torch.from_numpy(array).to(self._device)
+    def from_numpy(self, array: np.ndarray | Packed) -> Any:
+        """A tensor on the device, of numbers; on the CPU it shares the array's memory."""
+        numbers = array.numbers() if isinstance(array, Packed) else array
+        return self._torch.from_numpy(numbers).to(self._device)
 
 
 @final
@@ -309,7 +337,7 @@ def _unchanged(function: Callable[..., Any], **_options: Any) -> Callable[..., A
 
 
 def make_host(name: str, device: str) -> ArrayHost | TorchHost:
-    """The host called `name`: vkjit, jax, torch or torch-compile."""
+    """The host called `name`: vkjit, vkjit-numbers, jax, torch or torch-compile."""
     if name in ("torch", "torch-compile"):
         return TorchHost(name, device)
     return ArrayHost(name, device)

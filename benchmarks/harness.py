@@ -21,6 +21,7 @@ from typing import Any, final
 from benchmarks import machine, report
 from benchmarks.case import Case
 from benchmarks.process import Process
+from benchmarks.report import is_vkjit
 
 PEERS = ("jax", "torch", "torch-compile")
 
@@ -109,7 +110,7 @@ class Run:
     def case(self, case: Case) -> Row:
         """Prepares, checks and times one case in every participant."""
         row = Row(case)
-        names = [name for name in self._present() if self._prepare(row, name)]
+        names = [n for n in self._present() if _takes_part(n, case) and self._prepare(row, n)]
         if not case.first:
             for _ in range(self._options.rounds):
                 for name in names:
@@ -144,12 +145,13 @@ class Run:
         self._folder.cleanup()
 
     def _present(self) -> list[str]:
-        return [n for n in self._options.participants if n == "vkjit" or self._options.peers_python]
+        asked = self._options.participants
+        return [n for n in asked if is_vkjit(n) or self._options.peers_python]
 
     def _process(self, name: str, *, cold: bool) -> Process:
         live = self._processes.get(name)
         if live is None or live.dead:
-            python = sys.executable if name == "vkjit" else self._options.peers_python
+            python = sys.executable if is_vkjit(name) else self._options.peers_python
             caches = tempfile.mkdtemp(dir=self._folder.name) if cold else ""
             live = Process(python, (name, self._options.device), self._options.limit, caches)
             if self._options.memory_gib:
@@ -198,7 +200,12 @@ class Run:
         for name in names:
             answer = self._processes[name].ask("memory")
             if answer["ok"]:
-                row.memory[name] = {"before": answer["before"], "peak": answer["peak"]}
+                row.memory[name] = {k: answer[k] for k in ("before", "peak", "predicted")}
+
+
+def _takes_part(name: str, case: Case) -> bool:
+    """Numbers and blocks are two programs only where the case has blocks."""
+    return case.blocks is not None or name != "vkjit-numbers"
 
 
 def chosen(cases: tuple[Case, ...], options: Options) -> list[Case]:
@@ -243,4 +250,7 @@ def main(
     print(report.tables(header, rows, options.participants, rates))
     if options.results is not None:
         report.append(options.results / f"{module}.jsonl", header, rows, rates)
-    return int(any("vkjit" in row.failures or row.wrong("vkjit") for row in rows))
+    failed = any(is_vkjit(name) for row in rows for name in row.failures)
+    return int(
+        failed or any(row.wrong(name) for row in rows for name in row.first if is_vkjit(name))
+    )

@@ -4,6 +4,9 @@ Frozen base, adapters on all seven linear layers of 30 blocks, masked next-token
 weights are random numbers of the right shape; speed and memory do not depend on their values. In
 bfloat16 the base and the activations are; adapters, norms, softmax and the loss are float32. The
 small case is compared with float64; the losses of the full one are printed side by side.
+
+Packed cases have the base in the block types of SmolLM2's GGUF file, which vkjit reads in place:
+Q4_1 in the layers, Q8_0 for the embedding, which is the head, too. The others get the numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.case import ADAMW, Array, Case, Namespace, Tree
+from benchmarks.packed import Packed, random_blocks
 
 EPSILON, ROPE_BASE, SCALE = 1e-5, 1e5, 2.0
 Sizes = Mapping[str, int]
@@ -27,6 +31,8 @@ TINY = {
     "layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 64,
     "vocabulary": 97, "rank": 4, "tokens": 16,
 }  # fmt: skip
+SMOL_BLOCKS = ("Q4_1", "Q8_0")
+"""Of the layers' matrices and of the embedding."""
 
 
 def linear_shapes(s: Sizes) -> dict[str, tuple[int, int]]:
@@ -54,19 +60,16 @@ def _case(name: str, sizes: Sizes, **options: Any) -> Case:
     return Case(name, "step", sizes, flop=flop, tokens=sizes["tokens"], **options)
 
 
+FULL: dict[str, Any] = {"check": False, "memory": True, "quick": False}
+BFLOAT16: dict[str, Any] = {"on": "gpu", "dtype": "bfloat16", "low": (1,)}
+
 CASES = (
     _case("small, checked", TINY, tolerance=1e-4, on="both"),
-    _case("SmolLM2-135M 512 tokens", SMOL, check=False, memory=True, quick=False, on="both"),
-    _case(
-        "SmolLM2-135M 512 tokens bf16",
-        SMOL,
-        check=False,
-        memory=True,
-        quick=False,
-        on="gpu",
-        dtype="bfloat16",
-        low=(1,),
-    ),
+    _case("small, packed, checked", TINY, tolerance=1e-4, on="both", blocks=SMOL_BLOCKS),
+    _case("SmolLM2-135M 512 tokens", SMOL, on="both", **FULL),
+    _case("SmolLM2-135M 512 tokens bf16", SMOL, **FULL, **BFLOAT16),
+    _case("SmolLM2-135M 512 tokens packed", SMOL, on="both", blocks=SMOL_BLOCKS, **FULL),
+    _case("SmolLM2-135M 512 tokens packed bf16", SMOL, blocks=SMOL_BLOCKS, **FULL, **BFLOAT16),
 )
 
 
@@ -77,9 +80,17 @@ def inputs(case: Case) -> tuple[Tree, ...]:
     def normal(*shape: int, scale: float) -> np.ndarray:
         return generator.standard_normal(shape, dtype=np.float32) * np.float32(scale)
 
+    def matrix(out: int, into: int, scale: float, kind: str = "") -> np.ndarray | Packed:
+        if kind:
+            return random_blocks(generator, kind, (out, into), scale)
+        return normal(out, into, scale=scale)
+
+    of_layers, of_embedding = case.blocks or ("", "")
     blocks, adapters = [], []
     for _ in range(s["layers"]):
-        block = {n: normal(o, i, scale=i**-0.5) for n, (o, i) in linear_shapes(s).items()}
+        block: dict[str, np.ndarray | Packed] = {
+            n: matrix(o, i, i**-0.5, of_layers) for n, (o, i) in linear_shapes(s).items()
+        }
         block |= {n: 1 + normal(s["width"], scale=0.1) for n in ("norm1", "norm2")}
         blocks.append(block)
         adapters.append(
@@ -92,7 +103,7 @@ def inputs(case: Case) -> tuple[Tree, ...]:
             }
         )
     weights = {
-        "embedding": normal(s["vocabulary"], s["width"], scale=0.05),
+        "embedding": matrix(s["vocabulary"], s["width"], 0.05, of_embedding),
         "norm": 1 + normal(s["width"], scale=0.1),
         "blocks": blocks,
     }
@@ -166,7 +177,7 @@ def program(ns: Namespace, case: Case) -> Callable[..., Array]:
     block, (low, wide) = _block(ns, case), _casts(ns, case.dtype)
 
     def loss(adapters: Tree, weights: Tree, tokens: Array, mask: Array) -> Array:
-        x = ns.np.take(weights["embedding"], tokens[:, :-1], axis=0)
+        x = low(ns.np.take(weights["embedding"], tokens[:, :-1], axis=0))
         for block_weights, block_adapters in zip(weights["blocks"], adapters, strict=True):
             x = block(x, block_weights, block_adapters)
         x = wide(x)
@@ -219,7 +230,7 @@ def _torch_loss(
     functional, s = torch.nn.functional, case.params
     block = wrap(_torch_block(torch, case))
 
-    def frozen(x: np.ndarray) -> Any:
+    def frozen(x: np.ndarray | Packed) -> Any:
         return torch.from_numpy(x).to(getattr(torch, case.dtype))
 
     embedding, norm = (frozen(weights_given[n]) for n in ("embedding", "norm"))
@@ -281,5 +292,5 @@ def torch_gradient(torch: Any, case: Case, given: tuple[Tree, ...]) -> Callable[
 if __name__ == "__main__":
     from benchmarks import harness
 
-    default = ("vkjit", "jax", "torch", "torch-compile")
+    default = ("vkjit", "vkjit-numbers", "jax", "torch", "torch-compile")
     sys.exit(harness.main("lora_step", CASES, default=default))

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 Cell = Callable[["Row", str], str]
 
 
+def is_vkjit(name: str) -> bool:
+    """Whether a participant is no peer."""
+    return name.partition("-")[0] == "vkjit"
+
+
 def median(row: Row, name: str) -> float | None:
     """Seconds of a call, or of the first call, of a participant."""
     samples = (row.first if row.case.first else row.samples).get(name)
@@ -25,7 +30,7 @@ def median(row: Row, name: str) -> float | None:
 def best_peer(row: Row) -> tuple[str, float] | None:
     """The fastest peer whose result is right, and its seconds."""
     names = set(row.samples) | set(row.first)
-    peers = [n for n in names if n != "vkjit" and not row.wrong(n) and n not in row.failures]
+    peers = [n for n in names if not is_vkjit(n) and not row.wrong(n) and n not in row.failures]
     times = [(seconds, n) for n in peers if (seconds := median(row, n)) is not None]
     return (min(times)[1], min(times)[0]) if times else None
 
@@ -51,7 +56,7 @@ def tables(header: dict[str, Any], rows: Sequence[Row], names: Sequence[str], ra
     if any(row.memory for row in rows):
         measured = [row for row in rows if row.memory]
         lines += _table(
-            "peak RSS of a step, MiB (over what was live)", measured, names, _memory_cell
+            "peak of a step, MiB (over what was live) [predicted]", measured, names, _memory_cell
         )
     if any(row.stages.get(n) for row in rows for n in names):
         lines += _table("stages, us per equation", rows, names, _stage_cell)
@@ -141,7 +146,9 @@ def _memory_cell(row: Row, name: str) -> str:
     used = row.memory.get(name)
     if used is None:
         return "-"
-    return f"{used['peak'] / 2**20:.0f} ({(used['peak'] - used['before']) / 2**20:.0f})"
+    cell = f"{used['peak'] / 2**20:.0f} ({(used['peak'] - used['before']) / 2**20:.0f})"
+    predicted = used.get("predicted")
+    return f"{cell} [{predicted / 2**20:.0f}]" if predicted else cell
 
 
 def _stage_cell(row: Row, name: str) -> str:

@@ -5,7 +5,7 @@
 | prepare | module, case | seconds to build and of the first call |
 | check | | largest relative error against float64, or null |
 | time | budget, most | seconds per call, a list of samples |
-| memory | | bytes resident (on a GPU: allocated) before, and at the peak of two calls |
+| memory | | bytes resident (on a GPU: allocated) before, at the peak of two calls, predicted |
 | stages | | seconds of tracing and lowering |
 | rates | | on a GPU: bytes and operations a second, by dtype |
 """
@@ -106,14 +106,14 @@ class Worker:
         gc.collect()
         if self._is_gpu:
             before, peak = self._host.device_memory()
-            return {"before": before, "peak": peak}
+            return {"before": before, "peak": peak, "predicted": job.predicted()}
         memory.trim()
         memory.reset_peak()
         before = memory.resident()
         for _ in range(2):
             job.call()
             job.wait()
-        return {"before": before, "peak": memory.peak()}
+        return {"before": before, "peak": memory.peak(), "predicted": job.predicted()}
 
     def stages(self) -> dict[str, Any]:
         case, _ = self._current()
