@@ -8,6 +8,7 @@ NaN at large arguments.
 from __future__ import annotations
 
 from vkjit.nn._cross_entropy import linear_cross_entropy
+from vkjit.nn._divergence import kl_divergence, target_masked_kl
 from vkjit.nn._functions import (
     dot_product_attention,
     gelu,
@@ -23,12 +24,16 @@ from vkjit.nn._functions import (
     softmax,
     softplus,
 )
+from vkjit.nn._linear_divergence import linear_kl_divergence, linear_target_masked_kl
 
 __all__ = [
     "dot_product_attention",
     "gelu",
+    "kl_divergence",
     "layer_norm",
     "linear_cross_entropy",
+    "linear_kl_divergence",
+    "linear_target_masked_kl",
     "log_sigmoid",
     "log_softmax",
     "logsumexp",
@@ -39,4 +44,5 @@ __all__ = [
     "silu",
     "softmax",
     "softplus",
+    "target_masked_kl",
 ]

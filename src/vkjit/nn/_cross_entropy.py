@@ -10,6 +10,7 @@ from vkjit.api.custom import custom_vjp
 from vkjit.errors import ArgumentError
 from vkjit.nn import _operands as op
 from vkjit.nn._chunks import over_slices, sizes
+from vkjit.nn._cotangents import of_weight
 
 
 @final
@@ -215,22 +216,15 @@ def _weighted(spec: _Spec, known: Any) -> Any:
 
 
 def _weight_slope(spec: _Spec, saved: _Saved, scale: Any) -> Any:
-    """The cotangent of the head: its slices one by one, each over all rows."""
-    vocabulary, width = saved.weight.shape
+    """The cotangent of the head, from logits that are computed again."""
+    vocabulary = saved.weight.shape[0]
 
-    def columns(carry: Any, part: Any, first: Any) -> tuple[Any, Any]:
-        def rows(total: Any, given: Any, row: Any) -> tuple[Any, None]:
-            del row
-            hidden, targets, known, scale = given
-            softmax = jnp.exp(op.logits(hidden, part) - known[:, None])  # [n,C]
-            slope = _weighted(spec, known)[:, None] * softmax - spec.smoothing / vocabulary
-            mine = op.here(targets, part.shape[0], first)
-            slope = slope - jnp.where(mine, 1.0 - spec.smoothing, 0.0)
-            return total + op.outer(slope * scale[:, None], hidden), None
+    def slope(given: Any, part: Any, first: Any) -> Any:
+        hidden, targets, known, scale = given
+        softmax = jnp.exp(op.logits(hidden, part) - known[:, None])  # [n,C]
+        slope = _weighted(spec, known)[:, None] * softmax - spec.smoothing / vocabulary
+        mine = op.here(targets, part.shape[0], first)
+        return (slope - jnp.where(mine, 1.0 - spec.smoothing, 0.0)) * scale[:, None]
 
-        given = (saved.hidden, saved.targets, saved.logsumexp, scale)
-        zero = jnp.zeros((part.shape[0], width), jnp.float32)
-        total, _ = over_slices(rows, zero, given, spec.rows)
-        return carry, total.astype(saved.weight.dtype)
-
-    return over_slices(columns, None, saved.weight, spec.columns)[1]
+    rows = (saved.hidden, saved.targets, saved.logsumexp, scale)
+    return of_weight(slope, rows, saved.weight, (spec.rows, spec.columns))
