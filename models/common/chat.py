@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, final
 
 import jinja2
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 
 from vkjit.errors import DataError
 
-from .tokenizer import Encoding, Tokenizer
+from .tokenizer import Encoding, Tokenizer, encode_rendered
 
 IGNORE = -100
 """Label of a position that is no target."""
@@ -247,19 +248,39 @@ def _encode(
     messages: Sequence[Message],
     control_tokens: ControlPolicy,
 ) -> Encoding:
-    if control_tokens == "parse":
-        return tokenizer.encode(rendering.text)
-    if control_tokens == "reject":
-        for index, message in enumerate(messages):
-            found = tokenizer.find_control(message["content"])
-            if found is not None:
-                raise DataError(
-                    f"chat: message {index} ({message['role']}) contains the control token "
-                    f"{found}, expected plain text; remove it, or pass control_tokens='escape' "
-                    f"to tokenise it as ordinary characters"
-                )
-    literal = sorted((span.start, span.end) for span in rendering.contents)
-    return tokenizer.encode(rendering.text, literal)
+    spans = [(span.start, span.end) for span in rendering.contents]
+    for index, message in enumerate(messages):
+        if control_tokens == "reject":
+            refuse_control(tokenizer, message["content"], f"message {index} ({message['role']})")
+    return encode_text(tokenizer, rendering.text, sorted(spans), control_tokens)
+
+
+def encode_text(
+    tokenizer: Tokenizer, text: str, contents: list[tuple[int, int]], policy: ControlPolicy
+) -> Encoding:
+    """Tokens of ``text``, with one beginning token where the model expects one.
+
+    Args:
+        tokenizer: the model's.
+        text: what a template printed, or a text of the data set as it is.
+        contents: character ranges [start, end), sorted, that the data set and not a template wrote.
+        policy: whether control tokens in the contents take effect.
+    """
+    literal = [] if policy == "parse" else contents
+    bos = tokenizer.token_text(tokenizer.bos_id)
+    if literal and literal[0][0] == 0:
+        bos = ""  # what stands there is no token but somebody's text
+    return encode_rendered(text, partial(tokenizer.encode, literal=literal), bos)
+
+
+def refuse_control(tokenizer: Tokenizer, text: str, where: str) -> None:
+    """Raise a `DataError` that says ``where`` if ``text`` contains a control token."""
+    found = tokenizer.find_control(text)
+    if found is not None:
+        raise DataError(
+            f"chat: {where} contains the control token {found}, expected plain text; remove it, "
+            f"or pass control_tokens='escape' to tokenise it as ordinary characters"
+        )
 
 
 def _check_replies(messages: Sequence[Message], spans: Sequence[ContentSpan]) -> None:

@@ -1,145 +1,139 @@
-"""Conversation data sets: one JSON object a line, and a split that never moves an example.
+"""Records of a data set: conversations, completions, plain texts; and splits that keep them apart.
 
-A line is ``{"id": str, "category": str, "messages": [{"role": str, "content": str}, ...]}``.
+How they are written in files: :mod:`vkjit_models.common.jsonl`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from abc import ABC
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, final
+from typing import Literal, TypeAlias, TypeVar, assert_never, final
 
 from vkjit.errors import DataError
 
-from .atomic import write_atomic
-from .chat import check_messages
+SplitBy: TypeAlias = Literal["source", "record", "category"]
+"""What is never split: a source; a record; a record, with an equal share of every category."""
 
 
-@final
 @dataclass(frozen=True)
-class Conversation:
-    """Messages with roles and contents, under an id that is unique in the data set.
+class _Identified(ABC):
+    """What all records have.
 
     Args:
-        id: unique; what stands before the first ``#`` names the source the example comes from.
+        id: unique in the data set; what stands before the first ``#`` names the record's source.
         category: label for losses by category.
-        messages: ``{"role": ..., "content": ...}`` in order.
     """
 
     id: str
     category: str
-    messages: tuple[Mapping[str, str], ...]
 
     @property
     def source(self) -> str:
-        """The id up to the first ``#``: examples with one source are never split apart."""
+        """The id up to the first ``#``: examples with one source need not be split apart."""
         return self.id.partition("#")[0]
 
 
-def write_jsonl(path: Path, conversations: Sequence[Conversation]) -> None:
-    """Write a data set, whole or not at all.
+@final
+@dataclass(frozen=True)
+class Conversation(_Identified):
+    """Messages, of which the assistant's are learned.
 
-    Raises:
-        DataError: the data set is empty.
-        OSError: the file cannot be written.
+    Args:
+        messages: ``{"role": ..., "content": ...}`` in order.
     """
-    if not conversations:
-        raise DataError(f"conversations: nothing to write to {path}, expected at least one")
-    lines = [
-        json.dumps(
-            {"id": one.id, "category": one.category, "messages": list(map(dict, one.messages))},
-            ensure_ascii=False,
-        )
-        for one in conversations
-    ]
-    write_atomic(path, ("\n".join(lines) + "\n").encode())
+
+    messages: tuple[Mapping[str, str], ...]
 
 
-def read_jsonl(path: Path) -> list[Conversation]:
-    """Read a data set; blank lines are skipped.
+@final
+@dataclass(frozen=True)
+class Completion(_Identified):
+    """A text in two parts, of which the second is learned."""
 
-    Raises:
-        DataError: no such file, a line that is not a conversation (named as file:line), an id that
-            occurs twice, or no conversation at all.
-    """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(f"conversations: cannot read {path}: {error.strerror}") from error
-    conversations: list[Conversation] = []
-    seen: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        conversation = _parse(line, f"{path}:{number}")
-        first = seen.setdefault(conversation.id, number)
-        if first != number:
-            raise DataError(
-                f"conversations: {path}:{number} repeats the id {conversation.id!r} of line "
-                f"{first}, expected unique ids"
-            )
-        conversations.append(conversation)
-    if not conversations:
-        raise DataError(f"conversations: {path} is empty, expected one JSON object a line")
-    return conversations
+    prompt: str
+    completion: str
+
+
+@final
+@dataclass(frozen=True)
+class PlainText(_Identified):
+    """A text that is learned as a whole."""
+
+    text: str
+
+
+Record: TypeAlias = Conversation | Completion | PlainText
+_RecordT = TypeVar("_RecordT", Conversation, Record)
+
+
+def question_of(record: Record) -> str:
+    """What a reply to the record would answer: its first user message, prompt or beginning."""
+    match record:
+        case Conversation():
+            asked = [one["content"] for one in record.messages if one["role"] == "user"]
+            return asked[0] if asked else record.messages[0]["content"]
+        case Completion():
+            return record.prompt
+        case PlainText():
+            return record.text[:80]
+        case _:
+            assert_never(record)
 
 
 def split_held_out(
-    conversations: Sequence[Conversation], held_out: float
-) -> tuple[list[Conversation], list[Conversation]]:
-    """Split into (training, held out) by a hash of each example's source.
+    records: Sequence[_RecordT], held_out: float, by: SplitBy = "source"
+) -> tuple[list[_RecordT], list[_RecordT]]:
+    """Split into (training, held out) by a hash of each record's source or id.
 
-    An example's side depends on its source and ``held_out`` alone: adding, removing or reordering
-    others never moves it, and no source has examples on both sides.
+    By source or by record, a record's side depends on that and on ``held_out`` alone: adding,
+    removing or reordering others never moves it. By category, the same share of every category is
+    held out (the least hashes; at least one record where there are two), so another record of
+    its category may move it.
 
     Args:
-        conversations: the data set, in any order; both parts keep it.
-        held_out: expected share of sources to hold out, 0 to 1, both excluded.
+        records: the data set, in any order; both parts keep it.
+        held_out: share to hold out, 0 to 1, both excluded; expected share of sources or records,
+            exact but for rounding by category.
+        by: ``"source"`` keeps the records of a source on one side.
 
     Raises:
         DataError: a share outside that range, or a part that comes out empty.
     """
     if not 0.0 < held_out < 1.0:
         raise DataError(f"split: a held-out share of {held_out}, expected between 0 and 1")
-    train = [one for one in conversations if _fraction(one.source) >= held_out]
-    held = [one for one in conversations if _fraction(one.source) < held_out]
+    match by:
+        case "source":
+            chosen = {one.id for one in records if hash_fraction(one.source) < held_out}
+        case "record":
+            chosen = {one.id for one in records if hash_fraction(one.id) < held_out}
+        case "category":
+            chosen = _of_each_category(records, held_out)
+        case _:
+            assert_never(by)
+    train = [one for one in records if one.id not in chosen]
+    held = [one for one in records if one.id in chosen]
     if not train or not held:
         raise DataError(
-            f"split: {len(conversations)} conversations give {len(train)} for training and "
-            f"{len(held)} held out at a share of {held_out}, expected some of each; use more "
-            f"sources or another share"
+            f"split: {len(records)} records give {len(train)} for training and {len(held)} held "
+            f"out at a share of {held_out} by {by}, expected some of each; use more records, "
+            f"another share, or a validation file"
         )
     return train, held
 
 
-def _fraction(source: str) -> float:
-    """Hash of ``source``, uniform in [0, 1)."""
-    return int.from_bytes(hashlib.sha256(source.encode()).digest()[:6]) / 2**48
+def hash_fraction(text: str) -> float:
+    """Hash of ``text``, uniform in [0, 1)."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48
 
 
-def _parse(line: bytes, place: str) -> Conversation:
-    try:
-        data: Any = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"conversations: {place} is not JSON: {error}") from error
-    if not isinstance(data, dict) or not isinstance(data.get("messages"), list):
-        raise DataError(
-            f'conversations: {place} is {type(data).__name__} without a list "messages", expected '
-            f'{{"id": ..., "category": ..., "messages": [...]}}'
-        )
-    identity, category, messages = data.get("id"), data.get("category"), data["messages"]
-    if not isinstance(identity, str) or not isinstance(category, str):
-        raise DataError(
-            f"conversations: {place} has id {identity!r} and category {category!r}, expected two "
-            f"strings"
-        )
-    if not all(isinstance(message, dict) for message in messages):
-        raise DataError(f"conversations: {place} has messages that are not objects")
-    try:
-        check_messages(messages)
-    except DataError as error:
-        raise DataError(f"conversations: {place}: {error}") from error
-    return Conversation(identity, category, tuple(messages))
+def _of_each_category(records: Iterable[Record], share: float) -> set[str]:
+    members: dict[str, list[str]] = {}
+    for one in records:
+        members.setdefault(one.category, []).append(one.id)
+    chosen: set[str] = set()
+    for ids in members.values():
+        count = min(max(1, round(share * len(ids))), len(ids) - 1)
+        chosen.update(sorted(ids, key=hash_fraction)[:count])
+    return chosen

@@ -1,14 +1,14 @@
 """Documents into windows of one length: nothing split, nothing lost, position and segment ids.
 
-Both packers share the layout and differ in which window a document goes to. Attention must stay
+All packers share the layout and differ in which window a document goes to. Attention must stay
 inside a segment (equal ids, causal) and positions restart at 0 with each document, so that a packed
 window gives what its documents give one by one.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -114,6 +114,58 @@ def pack_best_fit(documents: Sequence[Document], window: int, pad_id: int) -> Pa
         windows[target].append(index)
         insort(rooms, (room - lengths[index], target))
     return _fill(documents, windows, window, pad_id)
+
+
+def pack_fullest(documents: Sequence[Document], window: int, pad_id: int) -> PackedWindows:
+    """Pack windows one after another, each as full as the documents left can make it.
+
+    A window takes the longest document left and then the set of others that fills it best: a
+    subset sum, found over lengths with the bits of one integer as the table of reachable sums
+    (Gupta and Ho's minimum bin slack heuristic, made exact for each window). Best fit decreasing
+    puts single documents where there is room, and so leaves gaps that only several together fill.
+    Where that still needs fewer windows, its windows are returned.
+
+    Raises:
+        DataError: as :func:`pack_sequential`.
+    """
+    lengths = _check(documents, window)
+    queues: dict[int, list[int]] = {}  # indices by length, the earliest last
+    for index in reversed(range(len(lengths))):
+        queues.setdefault(lengths[index], []).append(index)
+    windows: list[list[int]] = []
+    ascending = sorted(queues)
+    while ascending:
+        longest = ascending[-1]
+        chosen = [longest, *_fullest_sum(queues, ascending, window - longest)]
+        windows.append([queues[length].pop() for length in chosen])
+        ascending = [length for length in ascending if queues[length]]
+    packed = _fill(documents, windows, window, pad_id)
+    other = pack_best_fit(documents, window, pad_id)
+    return other if len(other.input_ids) < len(packed.input_ids) else packed
+
+
+def _fullest_sum(
+    queues: Mapping[int, Sequence[int]], ascending: Sequence[int], room: int
+) -> list[int]:
+    """Lengths, longest first, with the greatest sum up to ``room`` that single documents give.
+
+    ``ascending[-1]`` has one document less than its queue: the window has it already.
+    """
+    reachable, everything = 1, (1 << (room + 1)) - 1
+    before: list[tuple[int, int]] = []  # a length, and what was reachable without it
+    for length in reversed(ascending[: bisect_right(ascending, room)]):
+        count = len(queues[length]) - (length == ascending[-1])
+        for _ in range(min(count, room // length)):
+            before.append((length, reachable))
+            reachable |= (reachable << length) & everything
+        if reachable >> room:
+            break
+    total, chosen = reachable.bit_length() - 1, list[int]()
+    for length, without in reversed(before):
+        if not without >> total & 1:
+            chosen.append(length)
+            total -= length
+    return chosen[::-1]
 
 
 def _check(documents: Sequence[Document], window: int) -> list[int]:

@@ -1,26 +1,43 @@
 """Conversations about a source tree, with answers read off the source itself.
 
-Four kinds of question per file: ``explanation`` and ``review`` of a function, ``architecture`` and
-``summary`` of a module. Every answer follows from what the question shows (signature, calls,
-complexity, imports, classes) or from the docstring that was taken out of it, so there is something
-to learn and nothing made up. The same tree and options give the same data set, byte for byte.
+Seven kinds of question per file. About a function: its ``explanation``, a ``review``, its ``usage``
+(how it is called), its ``errors`` (what it raises and when) and its ``implementation`` (the code
+for a signature and a docstring); about a module: its ``architecture`` and a ``summary``. Every
+answer follows from what the question shows (signature, calls, complexity, conditions, imports,
+classes), from the docstring that was taken out of it, or is the code itself: there is something to
+learn and nothing made up. The same tree and options give the same data set, byte for byte.
 """
 
 from __future__ import annotations
 
 import random
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Literal, TypeAlias, final, get_args
 
 from vkjit.errors import DataError
 
 from .conversation import Conversation
+from .source_answers import (
+    architecture,
+    errors,
+    explanation,
+    header,
+    outline,
+    review,
+    sentence,
+    usage,
+)
 from .source_facts import FunctionSource, ModuleFacts, analyse, describe
 
-CATEGORIES: tuple[str, ...] = ("explanation", "review", "architecture", "summary")
+Category: TypeAlias = Literal[
+    "explanation", "review", "architecture", "summary", "usage", "errors", "implementation"
+]
+"""A kind of question."""
+
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 _SKIPPED_FOLDERS = frozenset(
     {
@@ -59,6 +76,21 @@ _QUESTIONS = {
         "What is `{module}` for?",
         "Give a one-paragraph summary of `{module}`.",
     ),
+    "usage": (
+        "How do I call `{name}` from `{module}`?",
+        "What arguments does `{name}` in `{module}` take?",
+        "Show how `{name}` (module `{module}`) is called.",
+    ),
+    "errors": (
+        "Which exceptions does `{name}` from `{module}` raise, and when?",
+        "What can go wrong when I call `{name}` in `{module}`?",
+        "When does `{name}` (module `{module}`) raise an error?",
+    ),
+    "implementation": (
+        "Write `{name}` of `{module}`: {doc}",
+        "Implement `{name}` for the module `{module}`. {doc}",
+        "Fill in the body of `{name}` in `{module}`. {doc}",
+    ),
 }
 
 
@@ -73,6 +105,7 @@ class SourceOptions:
         functions_per_file: explanations and reviews per file, at most, of each.
         code_characters: longest code or outline shown in a question.
         answer_characters: longest docstring quoted in an answer.
+        categories: kinds of question to ask; leaving one out changes nothing about the others.
     """
 
     seed: int = 0
@@ -80,6 +113,7 @@ class SourceOptions:
     functions_per_file: int = 2
     code_characters: int = 800
     answer_characters: int = 400
+    categories: tuple[Category, ...] = CATEGORIES
 
 
 def standard_library() -> Path:
@@ -88,7 +122,9 @@ def standard_library() -> Path:
 
 
 def build_conversations(
-    root: Path | None = None, options: SourceOptions | None = None
+    root: Path | None = None,
+    options: SourceOptions | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Conversation]:
     """Build the data set of a source tree, sorted by file.
 
@@ -96,6 +132,7 @@ def build_conversations(
         root: folder to walk, the standard library by default; tests, caches and installed packages
             inside it are left out, and so are files that do not parse.
         options: sizes and the seed.
+        progress: called with the files done and their number, before each file and at the end.
 
     Raises:
         DataError: no folder, or nothing in it to ask about.
@@ -105,7 +142,14 @@ def build_conversations(
     paths = _python_files(root)
     if options.files is not None and options.files < len(paths):
         paths = sorted(random.Random(f"{options.seed}:files").sample(paths, options.files))
-    conversations = [one for path in paths for one in _of_file(path, root, options)]
+    conversations: list[Conversation] = []
+    for count, path in enumerate(paths):
+        if progress is not None:
+            progress(count, len(paths))
+        found = _of_file(path, root, options)
+        conversations += [one for one in found if one.category in options.categories]
+    if progress is not None:
+        progress(len(paths), len(paths))
     if not conversations:
         raise DataError(
             f"source data set: {len(paths)} usable Python files in {root} give no conversation, "
@@ -138,38 +182,78 @@ def _of_file(path: Path, root: Path, options: SourceOptions) -> Iterator[Convers
     source = relative.as_posix()
     rng = random.Random(f"{options.seed}:{source}")
     yield from _about_functions(facts, source, options, rng)
-    outline = _outline(facts, options.code_characters)
+    yield from _more_about_functions(facts, source, options)
+    parts_shown = outline(facts, options.code_characters)
     if len(facts.classes) + len(facts.top_level) >= 2:
         yield _conversation(
             f"{source}#architecture",
-            _ask(rng, "architecture", facts.name, code=outline),
-            _architecture(facts),
+            _ask(rng, "architecture", facts.name, code=parts_shown),
+            architecture(facts),
         )
-    if 20 <= len(facts.doc) <= options.answer_characters and outline:
+    if 20 <= len(facts.doc) <= options.answer_characters and parts_shown:
         yield _conversation(
             f"{source}#summary",
-            _ask(rng, "summary", facts.name, code=outline),
-            _sentence(facts.doc),
+            _ask(rng, "summary", facts.name, code=parts_shown),
+            sentence(facts.doc),
         )
 
 
 def _about_functions(
     facts: ModuleFacts, source: str, options: SourceOptions, rng: random.Random
 ) -> Iterator[Conversation]:
-    shown = [
+    shown = _shown(facts, options)
+    documented = _documented(shown, options)
+    for category, candidates, answer in (
+        ("explanation", documented, explanation),
+        ("review", shown, review),
+    ):
+        for one in _sample(candidates, options, rng):
+            question = _ask(rng, category, facts.name, name=one.qualname, code=one.code)
+            yield _conversation(f"{source}#{category}:{one.qualname}", question, answer(one))
+
+
+def _more_about_functions(
+    facts: ModuleFacts, source: str, options: SourceOptions
+) -> Iterator[Conversation]:
+    """Categories that draw from streams of their own, so that one does not move another."""
+    shown = _shown(facts, options)
+    facts_of = [(one, describe(one)) for one in shown]
+    for category, candidates in (
+        ("usage", [one for one, found in facts_of if found.parameters]),
+        ("errors", [one for one, found in facts_of if found.raises]),
+        ("implementation", _documented(shown, options)),
+    ):
+        rng = random.Random(f"{options.seed}:{source}:{category}")
+        for one in _sample(candidates, options, rng):
+            match category:
+                case "usage":
+                    code, doc, answer = one.code, "", usage(one)
+                case "errors":
+                    code, doc, answer = one.code, "", errors(one)
+                case _:
+                    code, doc = f"{header(one)}\n    ...", sentence(one.doc)
+                    answer = f"```python\n{one.code}\n```"
+            question = _ask(rng, category, facts.name, name=one.qualname, code=code, doc=doc)
+            yield _conversation(f"{source}#{category}:{one.qualname}", question, answer)
+
+
+def _shown(facts: ModuleFacts, options: SourceOptions) -> list[FunctionSource]:
+    return [
         one
         for one in facts.functions
         if one.lines >= 3 and len(one.code) <= options.code_characters
     ]
-    documented = [one for one in shown if 20 <= len(one.doc) <= options.answer_characters]
-    for category, candidates, answer in (
-        ("explanation", documented, _explanation),
-        ("review", shown, _review),
-    ):
-        count = min(options.functions_per_file, len(candidates))
-        for one in sorted(rng.sample(candidates, count), key=_qualname):
-            question = _ask(rng, category, facts.name, name=one.qualname, code=one.code)
-            yield _conversation(f"{source}#{category}:{one.qualname}", question, answer(one))
+
+
+def _documented(shown: Sequence[FunctionSource], options: SourceOptions) -> list[FunctionSource]:
+    return [one for one in shown if 20 <= len(one.doc) <= options.answer_characters]
+
+
+def _sample(
+    candidates: Sequence[FunctionSource], options: SourceOptions, rng: random.Random
+) -> list[FunctionSource]:
+    count = min(options.functions_per_file, len(candidates))
+    return sorted(rng.sample(candidates, count), key=_qualname)
 
 
 def _conversation(identity: str, question: str, answer: str) -> Conversation:
@@ -178,93 +262,11 @@ def _conversation(identity: str, question: str, answer: str) -> Conversation:
     return Conversation(identity, category, messages)
 
 
-def _ask(rng: random.Random, category: str, module: str, *, name: str = "", code: str) -> str:
-    question = rng.choice(_QUESTIONS[category]).format(name=name, module=module)
+def _ask(  # noqa: PLR0913  the parts of a question
+    rng: random.Random, category: str, module: str, *, name: str = "", doc: str = "", code: str
+) -> str:
+    question = rng.choice(_QUESTIONS[category]).format(name=name, module=module, doc=doc)
     return f"{question}\n\n```python\n{code}\n```"
-
-
-def _explanation(one: FunctionSource) -> str:
-    facts = describe(one)
-    takes = f"takes {_listing(facts.parameters)}" if facts.parameters else "takes no arguments"
-    defaults = f" ({_listing(facts.defaults)} by default)" if facts.defaults else ""
-    parts = [_sentence(one.doc), f"It {takes}{defaults} and {facts.result}."]
-    if facts.calls:
-        parts.append(f"It calls {_listing(facts.calls, 4)}.")
-    if facts.raises:
-        parts.append(f"It raises {_listing(facts.raises, 3)}.")
-    return " ".join(parts)
-
-
-def _review(one: FunctionSource) -> str:
-    facts = describe(one)
-    if facts.complexity > 10 or facts.depth > 3:
-        verdict = "It is hard to follow."
-    elif facts.complexity > 5 or facts.depth > 2:
-        verdict = "It needs a careful reader."
-    else:
-        verdict = "It is easy to follow."
-    remarks = f"Remarks: {'; '.join(facts.findings)}." if facts.findings else "Nothing to remark."
-    return (
-        f"`{one.qualname}`: {_count(one.lines, 'line')}, complexity {facts.complexity}, nesting "
-        f"depth {facts.depth}. {verdict} {remarks}"
-    )
-
-
-def _architecture(facts: ModuleFacts) -> str:
-    parts = [
-        f"It imports {_listing(facts.imports, 6)}." if facts.imports else "It imports nothing."
-    ]
-    if facts.classes:
-        names = [f"`{one.name}` ({_count(len(one.methods), 'method')})" for one in facts.classes]
-        count = _count(len(names), "class", "classes")
-        parts.append(f"It defines {count}: {_join(names, 5)}.")
-    if facts.top_level:
-        names = [name for name, _ in facts.top_level]
-        parts.append(f"It has {_count(len(names), 'function')}: {_listing(names, 6)}.")
-    sizes = [(one.lines, one.name) for one in facts.classes]
-    sizes += [(lines, name) for name, lines in facts.top_level]
-    lines, name = max(sizes)
-    parts.append(f"The largest part is `{name}` with {_count(lines, 'line')}.")
-    return " ".join(parts)
-
-
-def _outline(facts: ModuleFacts, limit: int) -> str:
-    """Imports, classes with their methods, functions: what fits into ``limit`` characters."""
-    lines = [f"import {', '.join(facts.imports)}"] if facts.imports else []
-    for one in facts.classes:
-        bases = f"({', '.join(one.bases)})" if one.bases else ""
-        lines.append(
-            f"class {one.name}{bases}: ...  # {one.lines} lines, {len(one.methods)} methods"
-        )
-    lines += [f"def {name}(...): ...  # {length} lines" for name, length in facts.top_level]
-    kept: list[str] = []
-    size = 0
-    for line in lines:
-        size += len(line) + 1
-        if size > limit:
-            kept.append("...")
-            break
-        kept.append(line)
-    return "\n".join(kept)
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?", ":", ")")) else text + "."
-
-
-def _listing(names: Sequence[str], limit: int = 12) -> str:
-    return _join([f"`{name}`" for name in names], limit)
-
-
-def _join(items: Sequence[str], limit: int) -> str:
-    """``a, b and c``, or ``a, b and 4 more`` when there are more than ``limit``."""
-    shown = list(items[:limit])
-    shown.append(f"{len(items) - limit} more" if len(items) > limit else shown.pop())
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _qualname(one: FunctionSource) -> str:

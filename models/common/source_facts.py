@@ -50,6 +50,8 @@ class FunctionFacts:
         defaults: ``name=value`` texts.
         calls: names called, in order of appearance, each once.
         raises: exceptions raised by name, each once.
+        guards: for each of ``raises``, the innermost condition that leads to it where it is first
+            raised, as written (``not (...)`` in an else branch); empty without one.
         result: ``"yields values"``, ``"returns a value"`` or ``"returns nothing"``.
         complexity: McCabe's number of independent paths, from 1.
         depth: deepest nesting of blocks, 0 for straight code.
@@ -60,6 +62,7 @@ class FunctionFacts:
     defaults: tuple[str, ...]
     calls: tuple[str, ...]
     raises: tuple[str, ...]
+    guards: tuple[str, ...]
     result: str
     complexity: int
     depth: int
@@ -134,12 +137,13 @@ def describe(function: FunctionSource) -> FunctionFacts:
     )
     checks = ((not function.doc, "there is no docstring"), *_habits(node.args, items), *size)
     calls = (_called(item) for item in items if isinstance(item, ast.Call))
-    raises = (_raised(item) for item in items if isinstance(item, ast.Raise))
+    raises = _raises(node.body, "")
     return FunctionFacts(
         parameters=parameters,
         defaults=defaults,
         calls=_unique(name for name in calls if name),
-        raises=_unique(name for name in raises if name),
+        raises=tuple(raises),
+        guards=tuple(raises.values()),
         result=_result(items),
         complexity=complexity,
         depth=depth,
@@ -216,6 +220,43 @@ def _raised(statement: ast.Raise) -> str:
     return ast.unparse(cause) if isinstance(cause, (ast.Name, ast.Attribute)) else ""
 
 
+def _raises(body: Sequence[ast.stmt], guard: str) -> dict[str, str]:
+    """Exceptions raised by name in statements that run under ``guard``, and their conditions."""
+    found: dict[str, str] = {}
+    for statement in body:
+        for name, condition in _raises_of(statement, guard).items():
+            found.setdefault(name, condition)
+    return found
+
+
+def _raises_of(statement: ast.stmt, guard: str) -> dict[str, str]:
+    match statement:
+        case ast.Raise():
+            name = _raised(statement)
+            return {name: guard} if name else {}
+        case ast.If(test=test, body=body, orelse=orelse):
+            condition = ast.unparse(test)
+            blocks = [(body, condition), (orelse, f"not ({condition})")]
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return {}  # raised when that is called, not here
+        case ast.Match():
+            blocks = [(case.body, "") for case in statement.cases]
+        case ast.Try():
+            blocks = [(statement.body, guard), *((one.body, "") for one in statement.handlers)]
+            blocks += [(statement.orelse, guard), (statement.finalbody, guard)]
+        case ast.For() | ast.AsyncFor() | ast.While():
+            blocks = [(statement.body, ""), (statement.orelse, guard)]
+        case ast.With() | ast.AsyncWith():
+            blocks = [(statement.body, guard)]
+        case _:
+            return {}
+    found: dict[str, str] = {}
+    for block, condition in blocks:
+        for name, where in _raises(block, condition).items():
+            found.setdefault(name, where)
+    return found
+
+
 def _result(items: Sequence[ast.AST]) -> str:
     if any(isinstance(item, (ast.Yield, ast.YieldFrom)) for item in items):
         return "yields values"
@@ -277,7 +318,8 @@ def _length(node: ast.stmt) -> int:
 
 
 def _first_paragraph(doc: str | None) -> str:
-    return " ".join(doc.strip().split("\n\n")[0].split()) if doc else ""
+    text = " ".join(doc.strip().split("\n\n")[0].split()) if doc else ""
+    return text.encode(errors="replace").decode()  # escapes in source may spell half a surrogate
 
 
 def _unique(names: Iterator[str]) -> tuple[str, ...]:

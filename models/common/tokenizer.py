@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import SupportsInt, final
+from typing import Protocol, SupportsInt, TypeVar, final
 
 import numpy as np
 import tokenizers
@@ -24,6 +24,8 @@ from .gguf import GgufFile
 
 SUPPORTED_MODELS: tuple[str, ...] = ("gpt2",)
 SUPPORTED_SPLITTERS: tuple[str, ...] = ("smollm", "gpt-2")
+
+_EncodingT = TypeVar("_EncodingT", covariant=True)
 
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 
@@ -76,6 +78,8 @@ class Tokenizer:
         padding = self._special(file, "padding")
         self.pad_id: int = padding if padding is not None else (self.eos_id or 0)
         """Id that fills windows; the end token's where the file names none (never a target)."""
+        self.adds_bos: bool = file.metadata.get("tokenizer.ggml.add_bos_token") is True
+        """Whether the model expects its beginning token in front of every text."""
         template = file.metadata.get("tokenizer.chat_template")
         self.chat_template: str | None = template if isinstance(template, str) else None
 
@@ -88,16 +92,23 @@ class Tokenizer:
         """Text of a special token; empty for ``None``."""
         return "" if token_id is None else self._tokens[token_id]
 
-    def encode(self, text: str, literal: Sequence[tuple[int, int]] = ()) -> Encoding:
-        """Tokenise ``text``; nothing is added at either end.
+    def encode(
+        self, text: str, literal: Sequence[tuple[int, int]] = (), *, add_special: bool = False
+    ) -> Encoding:
+        """Tokenise ``text``.
 
         Args:
             text: any string.
             literal: character ranges [start, end), sorted and disjoint, in which control tokens
                 are plain text. Elsewhere they become their ids.
+            add_special: put the beginning token in front where `adds_bos`, with the offsets (0, 0).
+                Nothing else is ever added.
         """
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
+        if add_special and self.adds_bos and self.bos_id is not None:
+            ids.append(self.bos_id)
+            offsets.append((0, 0))
         position = 0
         for start, end, token in self._special_matches(text, literal):
             self._encode_plain(text, (position, start), ids, offsets)
@@ -176,6 +187,28 @@ class Tokenizer:
                 f"tokenizer: {key} of {file.path} is {token}, expected 0 to {len(self._tokens) - 1}"
             )
         return token
+
+
+class SpecialEncode(Protocol[_EncodingT]):
+    """A tokenizer that may put its beginning token in front of a text."""
+
+    def __call__(self, text: str, *, add_special: bool) -> _EncodingT:
+        """Tokenise ``text``; ``add_special``: as the model expects texts to begin."""
+        ...
+
+
+def encode_rendered(text: str, encode: SpecialEncode[_EncodingT], bos_text: str) -> _EncodingT:
+    """Tokenise what a template printed, with one beginning token and not two.
+
+    A template that writes the token itself has done the tokenizer's work; after any other, the
+    tokenizer adds it where the model expects one.
+
+    Args:
+        text: the rendering.
+        encode: the tokenizer.
+        bos_text: text of the beginning token; empty where the model has none.
+    """
+    return encode(text, add_special=not (bos_text and text.startswith(bos_text)))
 
 
 def _build(file: GgufFile, vocabulary: dict[str, int]) -> tokenizers.Tokenizer:

@@ -1,31 +1,37 @@
-"""From conversations to windows: what a run trains on and what it holds out."""
+"""From records to windows: what a run trains on and what it holds out."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 import vkjit.numpy as jnp
-from vkjit_models.common.chat import ChatTemplate, encode_conversation
-from vkjit_models.common.conversation import Conversation, read_jsonl, split_held_out
+from vkjit_models.common.chat import IGNORE
+from vkjit_models.common.conversation import Conversation, Record, question_of
+from vkjit_models.common.encoding import RecordEncoder
+from vkjit_models.common.fit import Fit, fit_documents
 from vkjit_models.common.packing import (
     PADDING_SEGMENT,
     Document,
     PackedWindows,
-    pack_best_fit,
+    pack_fullest,
 )
-from vkjit_models.common.source_chat import SourceOptions, build_conversations
 from vkjit_models.common.tokenizer import Tokenizer
 from vkjit_models.llama.model import Batch, target_rows
 
 from .config import DataSection
+from .gather import gather
 
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with how many are done and how many there are."""
+
+_PROGRESS_STEP = 500  # records between calls of a `Progress`
 _ROW_STEP = 64  # rows that meet the head come in multiples of this, which tiles like
 
 
@@ -73,6 +79,17 @@ class WindowSet:
         fields += [targets, self._categories_of(fields[3], targets)]
         return Batch(*(jnp.asarray(np.ascontiguousarray(field)) for field in fields))
 
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Documents and targets of every category, by its name, also where there are none."""
+        size = len(self.category_names)
+        documents = np.bincount(self.category_ids, minlength=size)
+        targets = np.zeros(size, np.int64)
+        learned = self.windows.labels != IGNORE
+        of_target = self.category_ids[self.windows.segment_ids[learned]]
+        targets += np.bincount(of_target, minlength=size)
+        pairs = zip(documents.tolist(), targets.tolist(), strict=True)
+        return dict(zip(self.category_names, pairs, strict=True))
+
     def records_of(self, row: int) -> tuple[str, ...]:
         """Ids of the records in window ``row``, from its beginning to its end."""
         segments = self.windows.segment_ids[row]
@@ -89,7 +106,7 @@ class WindowSet:
         documents = self._documents()
         by_hash = {_hash_of(one): i for i, one in reversed(list(enumerate(documents)))}
         chosen = [by_hash[key] for key in sorted(by_hash)[:count]]
-        windows = pack_best_fit(
+        windows = pack_fullest(
             [documents[i] for i in chosen], self.windows.labels.shape[1], self.pad_id
         )
         return WindowSet(
@@ -130,8 +147,10 @@ class TrainingData:
         train: Windows to learn from.
         held_out: Windows of sources that are never trained on.
         held_out_windows: Which of them are evaluated.
-        sample: The held-out conversation with the shortest question, for the sample reply.
+        sample: The shortest question of a held-out record, for the sample reply.
         sha256: Of all training windows: a resumed run must see the same.
+        fits: What the context cost the training records and the held-out ones.
+        leaked: Held-out documents whose tokens are those of a training document.
     """
 
     train: WindowSet
@@ -139,27 +158,49 @@ class TrainingData:
     held_out_windows: tuple[int, ...]
     sample: Conversation
     sha256: str
+    fits: tuple[Fit, Fit]
+    leaked: int
 
 
-def load_data(section: DataSection, tokenizer: Tokenizer, seed: int) -> TrainingData:
-    """Builds or reads the conversations, splits them by source and packs both sides.
+def load_data(
+    section: DataSection, tokenizer: Tokenizer, seed: int, progress: Progress | None = None
+) -> TrainingData:
+    """Builds or reads the records, splits them and packs both sides.
+
+    Args:
+        section: Where they come from and how they are split.
+        tokenizer: The model's.
+        seed: Of the source questions and of the choice of evaluated windows.
+        progress: Called now and then with the records tokenised and their number.
 
     Raises:
-        DataError: No conversations, a side of the split is empty, or every label is masked.
+        DataError: No or bad records, a side of the split is empty, every label is masked, or a
+            record is longer than the context where that is an error.
     """
-    if section.jsonl is not None:
-        conversations = read_jsonl(section.jsonl)
-    else:
-        options = SourceOptions(seed, section.files, section.functions_per_file)
-        conversations = build_conversations(section.source, options)
-    train, held_out = split_held_out(conversations, section.held_out)
-    template = ChatTemplate.of(tokenizer)
-    names = tuple(sorted({one.category for one in conversations}))
-    sides = [_pack(side, names, tokenizer, template, section.context) for side in (train, held_out)]
-    order = np.random.default_rng([seed, 1]).permutation(len(sides[1]))
-    chosen = sorted(int(i) for i in order[: section.held_out_windows])
-    sample = min(held_out, key=_question_length)
-    return TrainingData(sides[0], sides[1], tuple(chosen), sample, _digest(sides[0].windows))
+    train, held_out = gather(section, seed)
+    names = tuple(sorted({one.category for one in (*train, *held_out)}))
+    encoder = RecordEncoder(tokenizer, section.control_tokens)
+    documents = _documents([*train, *held_out], encoder, progress)
+    sides: list[tuple[WindowSet, Fit]] = []
+    for records, own in ((train, documents[: len(train)]), (held_out, documents[len(train) :])):
+        fit = fit_documents(
+            own, [(one.id, one.category) for one in records], section.context, section.too_long
+        )
+        windows = pack_fullest([own[i] for i in fit.kept], section.context, tokenizer.pad_id)
+        ids = tuple(records[i].id for i in fit.kept)
+        categories = tuple(records[i].category for i in fit.kept)
+        sides.append((WindowSet(windows, ids, categories, names, tokenizer.pad_id), fit))
+    (train_set, train_fit), (held_set, held_fit) = sides
+    order = np.random.default_rng([seed, 1]).permutation(len(held_set))
+    return TrainingData(
+        train=train_set,
+        held_out=held_set,
+        held_out_windows=tuple(sorted(order[: section.held_out_windows].tolist())),
+        sample=_sample(held_out),
+        sha256=_digest(train_set.windows),
+        fits=(train_fit, held_fit),
+        leaked=_common(documents[: len(train)], documents[len(train) :]),
+    )
 
 
 def training_rows(count: int, per_step: int, seed: int, step: int) -> NDArray[np.int64]:
@@ -178,30 +219,36 @@ def micro_batches(data: WindowSet, rows: NDArray[np.int64], size: int) -> Iterat
         yield data.batch([int(row) for row in rows[start : start + size]])
 
 
-def _question_length(one: Conversation) -> int:
-    return len(one.messages[0]["content"])
-
-
 def _order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, 0, epoch]).permutation(count)
 
 
-def _pack(
-    conversations: Sequence[Conversation],
-    names: tuple[str, ...],
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    window: int,
-) -> WindowSet:
+def _documents(
+    records: Sequence[Record], encoder: RecordEncoder, progress: Progress | None
+) -> list[Document]:
     documents: list[Document] = []
-    for one in conversations:
-        # Source text may quote control tokens: there they are ordinary characters.
-        chat = encode_conversation(tokenizer, template, one.messages, control_tokens="escape")
-        documents.append(Document(chat.input_ids, chat.labels))
-    packed = pack_best_fit(documents, window, tokenizer.pad_id)
-    records = tuple(one.id for one in conversations)
-    categories = tuple(one.category for one in conversations)
-    return WindowSet(packed, records, categories, names, tokenizer.pad_id)
+    for count, record in enumerate(records):
+        if progress is not None and not count % _PROGRESS_STEP:
+            progress(count, len(records))
+        encoded = encoder.encode(record)
+        documents.append(Document(encoded.input_ids, encoded.labels))
+    return documents
+
+
+def _sample(records: Sequence[Record]) -> Conversation:
+    """The shortest question as a conversation of one message."""
+    asked = min(records, key=_question_length)
+    message = {"role": "user", "content": question_of(asked)}
+    return Conversation(asked.id, asked.category, (message,))
+
+
+def _question_length(record: Record) -> int:
+    return len(question_of(record))
+
+
+def _common(train: Sequence[Document], held_out: Sequence[Document]) -> int:
+    known = {_hash_of(one) for one in train}
+    return sum(_hash_of(one) in known for one in held_out)
 
 
 def _hash_of(document: Document) -> bytes:

@@ -1,10 +1,6 @@
-"""Conversation files and the held-out split."""
+"""Records and the held-out split."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,65 +8,13 @@ from hypothesis import strategies as st
 
 from vkjit.errors import DataError
 from vkjit_models.common.conversation import (
+    Completion,
     Conversation,
-    read_jsonl,
+    PlainText,
+    Record,
+    question_of,
     split_held_out,
-    write_jsonl,
 )
-
-TURN = {"role": "user", "content": "hi"}
-GOOD: dict[str, Any] = {"id": "a#1", "category": "x", "messages": [TURN]}
-
-
-def test_round_trip(tmp_path: Path) -> None:
-    conversations = [
-        Conversation("a#1", "x", ({"role": "user", "content": "ünï\u2028\n\x1c\t🙂"},)),
-        Conversation(
-            "b", "y", ({"role": "user", "content": ""}, {"role": "assistant", "content": "z"})
-        ),
-    ]
-    path = tmp_path / "new" / "data.jsonl"
-    write_jsonl(path, conversations)
-    assert read_jsonl(path) == conversations
-    assert [one.source for one in conversations] == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", r"data\.jsonl:3 is not JSON"),
-        ("[]", r"data\.jsonl:3 is list without a list \"messages\""),
-        (json.dumps({**GOOD, "messages": "hi"}), r":3 is dict without a list \"messages\""),
-        (json.dumps({**GOOD, "id": 4}), r":3 has id 4"),
-        (json.dumps({**GOOD, "messages": []}), r":3: chat: an empty conversation"),
-        (json.dumps({**GOOD, "messages": ["hi"]}), r":3 has messages that are not objects"),
-        (json.dumps({**GOOD, "messages": [{"role": "user"}]}), r":3: chat: message 0 has role"),
-        (json.dumps(GOOD), r":3 repeats the id 'a#1' of line 1"),
-    ],
-)
-def test_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text(f"{json.dumps(GOOD)}\n\n{line}\n")
-    with pytest.raises(DataError, match=message):
-        read_jsonl(path)
-
-
-def test_undecodable_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_bytes(b'{"id": "\xff"}\n')
-    with pytest.raises(DataError, match=r"data\.jsonl:1 is not JSON"):
-        read_jsonl(path)
-
-
-def test_empty(tmp_path: Path) -> None:
-    (tmp_path / "data.jsonl").write_text("\n \n")
-    with pytest.raises(DataError, match=r"data\.jsonl is empty, expected one JSON object a line"):
-        read_jsonl(tmp_path / "data.jsonl")
-    with pytest.raises(DataError, match="cannot read"):
-        read_jsonl(tmp_path / "absent.jsonl")
-    with pytest.raises(DataError, match="nothing to write"):
-        write_jsonl(tmp_path / "none.jsonl", [])
-    assert not (tmp_path / "none.jsonl").exists()
 
 
 @given(names=st.sets(st.integers(0, 999), min_size=100, max_size=200))
@@ -86,6 +30,34 @@ def test_split_depends_on_the_source_alone(names: set[int]) -> None:
     assert 0.15 < len(held) / len(everything) < 0.25
 
 
+def test_records_of_a_source_may_be_split_apart_on_demand() -> None:
+    everything = [Conversation(f"f{n}.py#{k}", "x", ()) for n in range(50) for k in range(4)]
+    train, held = split_held_out(everything, 0.3, "record")
+    assert {one.source for one in train} & {one.source for one in held}
+    assert 0.2 < len(held) / len(everything) < 0.4
+
+
+@given(sizes=st.lists(st.integers(2, 40), min_size=1, max_size=5), share=st.floats(0.01, 0.9))
+def test_every_category_is_held_out_alike(sizes: list[int], share: float) -> None:
+    records: list[Record] = [
+        PlainText(f"{c}-{i}", f"c{c}", "text") for c, size in enumerate(sizes) for i in range(size)
+    ]
+    train, held = split_held_out(records, share, "category")
+    assert sorted(map(_identity, train + held)) == sorted(map(_identity, records))
+    for c, size in enumerate(sizes):
+        count = sum(one.category == f"c{c}" for one in held)
+        assert 1 <= count < size
+        assert abs(count - share * size) <= 1
+
+
+def test_questions() -> None:
+    turns = [{"role": role, "content": role[0]} for role in ("system", "user", "assistant")]
+    assert question_of(Conversation("a", "x", tuple(turns))) == "u"
+    assert question_of(Conversation("a", "x", tuple(turns[2:]))) == "a"
+    assert question_of(Completion("a", "x", "prompt", "completion")) == "prompt"
+    assert question_of(PlainText("a", "x", "t" * 100)) == "t" * 80
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0])
 def test_split_share_out_of_range(share: float) -> None:
     with pytest.raises(DataError, match="expected between 0 and 1"):
@@ -93,9 +65,9 @@ def test_split_share_out_of_range(share: float) -> None:
 
 
 def test_split_with_an_empty_side() -> None:
-    with pytest.raises(DataError, match=r"1 conversations give \d for training and \d held out"):
+    with pytest.raises(DataError, match=r"1 records give \d for training and \d held out"):
         split_held_out([Conversation("a", "x", ())], 0.5)
 
 
-def _identity(one: Conversation) -> str:
+def _identity(one: Record) -> str:
     return one.id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,13 @@ from vkjit_models.common.packing import (
     Document,
     PackedWindows,
     pack_best_fit,
+    pack_fullest,
     pack_sequential,
 )
 
 WINDOW, PAD = 16, 2
 LENGTHS = st.lists(st.integers(2, 24), min_size=1, max_size=40)
-PACKERS = pytest.mark.parametrize("pack", [pack_sequential, pack_best_fit])
+PACKERS = pytest.mark.parametrize("pack", [pack_sequential, pack_best_fit, pack_fullest])
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +109,45 @@ def test_best_fit_fills_the_fullest_window() -> None:
     packed = pack_best_fit(_documents([9, 12, 4, 7]), WINDOW, PAD)
     assert [sorted(set(row.tolist()) - {-1}) for row in packed.segment_ids] == [[1, 2], [0, 3]]
     assert packed.utilisation == 1.0
+
+
+@given(lengths=LENGTHS)
+def test_fullest_windows_are_never_more_than_those_of_best_fit(lengths: list[int]) -> None:
+    documents = _documents(lengths)
+    fullest = pack_fullest(documents, WINDOW, PAD)
+    assert len(fullest.input_ids) <= len(pack_best_fit(documents, WINDOW, PAD).input_ids)
+
+
+@given(lengths=st.lists(st.integers(2, WINDOW), min_size=1, max_size=8))
+def test_no_choice_of_documents_fills_the_first_window_better(lengths: list[int]) -> None:
+    packed = pack_fullest(_documents(lengths), WINDOW, PAD)
+    others = sorted(lengths)[:-1]
+    sums = {sum(chosen) for n in range(9) for chosen in combinations(others, n)}
+    best = max(s for s in sums if s <= WINDOW - max(lengths))
+    best_fit = pack_best_fit(_documents(lengths), WINDOW, PAD)
+    assert packed.used_tokens[0] == max(lengths) + best or len(packed.input_ids) == len(
+        best_fit.input_ids
+    )
+
+
+def test_several_documents_fill_what_no_single_one_does() -> None:
+    lengths = [10, 8, 5, 4, 3, 2]  # best fit: 10+5, 8+4+3, 2
+    assert pack_fullest(_documents(lengths), WINDOW, PAD).utilisation == 1.0
+    assert len(pack_best_fit(_documents(lengths), WINDOW, PAD).input_ids) == 3
+
+
+@PACKERS
+@given(lengths=LENGTHS)
+def test_nothing_is_seen_or_predicted_across_records(pack, lengths: list[int]) -> None:
+    packed: PackedWindows = pack(_documents(lengths), WINDOW, PAD)
+    segments, labels, positions = packed.segment_ids, packed.labels, packed.position_ids
+    begins = np.diff(segments, axis=1, prepend=-2) != 0
+    assert (labels[begins] == IGNORE).all()  # no first token is predicted from the one before
+    assert (positions[begins] == 0).all()
+    goes_on = ~begins & (segments >= 0)
+    assert (positions[:, 1:] - positions[:, :-1])[goes_on[:, 1:]].tolist() == [1] * goes_on.sum()
+    # A segment is one run: equal ids never meet again, so attention by equal ids stays inside it.
+    assert begins[segments >= 0].sum() == len(lengths)
 
 
 @PACKERS

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from vkjit.errors import DataError
-from vkjit_models.common.conversation import write_jsonl
+from vkjit_models.common.jsonl import write_jsonl
 from vkjit_models.common.source_chat import (
     CATEGORIES,
+    Category,
     SourceOptions,
     build_conversations,
     standard_library,
@@ -89,6 +90,7 @@ def test_facts_of_a_function() -> None:
     assert wash.defaults == ("water=1",)
     assert wash.calls == ("scrub", "ValueError", "deque")
     assert wash.raises == ("ValueError",)
+    assert wash.guards == ("rest",)
     assert wash.result == "returns a value"
     assert wash.complexity == 6  # one path, for, if, elif, and, or
     assert wash.depth == 2
@@ -126,10 +128,14 @@ def test_conversations_of_a_tree(tree: Path) -> None:
     built = {one.id: one for one in build_conversations(tree)}
     assert sorted(built) == [
         "plates.py#architecture",
+        "plates.py#errors:Stack.wash",
         "plates.py#explanation:Stack.wash",
+        "plates.py#implementation:Stack.wash",
         "plates.py#review:Stack.wash",
         "plates.py#review:scrub",
         "plates.py#summary",
+        "plates.py#usage:Stack.wash",
+        "plates.py#usage:scrub",
     ]
     answers = {key: one.messages[1]["content"] for key, one in built.items()}
     assert answers["plates.py#explanation:Stack.wash"] == (
@@ -147,6 +153,17 @@ def test_conversations_of_a_tree(tree: Path) -> None:
         "function: `scrub`. The largest part is `Stack` with 15 lines."
     )
     assert answers["plates.py#summary"] == "Keeps a stack of plates clean."
+    assert answers["plates.py#errors:Stack.wash"] == "It raises `ValueError` when `rest`."
+    assert answers["plates.py#usage:Stack.wash"] == (
+        "Call it as `wash(soap, water=1, **rest)`. `soap` is required. `water` may be left out "
+        "(`water=1`). It returns a value."
+    )
+    implementation = built["plates.py#implementation:Stack.wash"].messages
+    assert "Wash every plate, top to bottom." in implementation[0]["content"]
+    assert "def wash(self, soap, *, water=1, **rest):\n    ..." in implementation[0]["content"]
+    assert "raise ValueError" not in implementation[0]["content"]
+    code = implementation[1]["content"].removeprefix("```python\n").removesuffix("\n```")
+    assert code == analyse(MODULE, "plates").functions[0].code
     for one in built.values():
         assert [message["role"] for message in one.messages] == ["user", "assistant"]
         assert one.category in one.id
@@ -185,3 +202,49 @@ def test_nothing_to_ask_about(tmp_path: Path) -> None:
         build_conversations(tmp_path)
     with pytest.raises(DataError, match="is not a folder"):
         build_conversations(tmp_path / "absent")
+
+
+GUARDED = """\
+def f(x):
+    with lock:
+        if x < 0:
+            raise ValueError(x)
+        elif x > 9:
+            raise OverflowError
+        else:
+            raise TypeError
+    for y in x:
+        raise StopIteration
+    try:
+        raise KeyError
+    except KeyError:
+        raise ValueError from None
+    def inner():
+        raise OSError
+"""
+
+
+def test_exceptions_and_the_conditions_that_lead_to_them() -> None:
+    facts = _describe(GUARDED, "f")
+    assert dict(zip(facts.raises, facts.guards, strict=True)) == {
+        "ValueError": "x < 0",
+        "OverflowError": "x > 9",
+        "TypeError": "not (x > 9)",
+        "StopIteration": "",
+        "KeyError": "",
+    }
+
+
+def test_a_category_left_out_changes_nothing_about_the_others(tree: Path) -> None:
+    everything = build_conversations(tree, SourceOptions(seed=1))
+    choices: list[tuple[Category, ...]] = [("usage",), ("review", "summary"), CATEGORIES]
+    for chosen in choices:
+        options = SourceOptions(seed=1, categories=chosen)
+        expected = [one for one in everything if one.category in chosen]
+        assert build_conversations(tree, options) == expected
+
+
+def test_progress_counts_files(tree: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    build_conversations(tree, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
