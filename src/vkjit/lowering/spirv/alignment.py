@@ -69,6 +69,8 @@ class Multiples:
                 return min(self._of(a, depth) * self._of(b, depth), LIMIT)
             case Binary(op=BinOp.SHL, a=a, b=Const(value=int() as shift)):
                 return min(self._of(a, depth) << min(shift, 6), LIMIT)
+            case Binary(op=BinOp.SHR_L, a=a, b=Const(value=int() as shift)):
+                return max(self._of(a, depth) >> min(shift, 6), 1)
             case Binary(op=BinOp.AND, a=a, b=b):
                 return max(self._of(a, depth), self._of(b, depth))
             case Select(a=a, b=b):
