@@ -84,7 +84,7 @@ def linear_cross_entropy(  # noqa: PLR0913  operands, two terms of the loss, two
     times; a quantized weight is frozen.
 
     Args:
-        hidden: [N,d] of a floating dtype.
+        hidden: [N,d] of a floating dtype, in which products multiply.
         weight: [V,d], an array or a quantized one.
         targets: Integers [N]; a negative one is no target: its loss is 0, and so is its gradient.
         label_smoothing: Share of the label that is spread over the vocabulary, from 0 up to 1.

@@ -13,7 +13,7 @@ LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
 def logits(hidden: Any, weight: Any) -> Any:
-    """``hidden weightᵀ``: [N,d] and [C,d] to f32 [N,C], summed in f32."""
+    """``hidden weightᵀ``: [N,d] and [C,d] to f32 [N,C]; multiplied in hidden's dtype."""
     return _product(hidden, weight, (1, 1))
 
 
@@ -74,8 +74,7 @@ def checked(op: str, hidden: Any, weight: Any, targets: Any) -> tuple[Any, Any, 
 
 
 def _product(x: Any, y: Any, axes: tuple[int, int]) -> Any:
-    if is_float_array(y):
-        dtype = jnp.promote_types(x.dtype, y.dtype)
-        x, y = x.astype(dtype), y.astype(dtype)
+    if is_float_array(y):  # blocks are read in the type of the other factor anyway
+        y = y.astype(x.dtype)
     dims = (((axes[0],), (axes[1],)), ((), ()))
     return lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)
