@@ -29,6 +29,7 @@ from vkjit_models.common.jsonl import Layout
 from vkjit_models.common.source_chat import CATEGORIES as SOURCE_CATEGORIES
 from vkjit_models.common.source_chat import Category as SourceCategory
 from vkjit_models.llama.lora import ALL_LINEAR, LoraSpec
+from vkjit_models.llama.loss import Kl, LossSpec
 
 
 class _Section(BaseModel):
@@ -115,6 +116,39 @@ class LoraSection(_Section):
     def spec(self) -> LoraSpec:
         """The section as the model library takes it."""
         return LoraSpec(self.rank, self.alpha, self.targets, self.rslora, self.dropout)
+
+
+@final
+class LossSection(_Section):
+    """The terms of the loss besides cross-entropy."""
+
+    label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of each label that is spread over the vocabulary."""
+    z_loss: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Weight of the squared logsumexp of the logits."""
+    kl: Kl = "none"
+    """Divergence from the base model: KL(adapted||base) as "kl", without the target as "tmkl";
+    KL(base||adapted) as "kl_reverse" and "tmkl_reverse"."""
+    kl_weight: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Weight of the divergence, averaged over targets."""
+    pullback_weight: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Weight of half the squared distance from the initial adapters."""
+
+    @model_validator(mode="after")
+    def _divergence_is_weighted(self) -> LossSection:
+        if (self.kl == "none") != (self.kl_weight == 0.0):
+            raise ValueError(
+                f"loss.kl={self.kl!r} was given with loss.kl_weight={self.kl_weight:g}, expected a "
+                'divergence with a weight above 0, or "none" without; set both, or leave out both'
+            )
+        return self
+
+    @property
+    def spec(self) -> LossSpec:
+        """The section as the model library takes it."""
+        return LossSpec(
+            self.label_smoothing, self.z_loss, self.kl, self.kl_weight, self.pullback_weight
+        )
 
 
 @final
@@ -219,6 +253,7 @@ class RunConfig(_Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     lora: LoraSection = LoraSection()
+    loss: LossSection = LossSection()
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     train: TrainSection

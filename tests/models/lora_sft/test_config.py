@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from vkjit.errors import ConfigError
+from vkjit_models.llama.loss import LossSpec
 from vkjit_models.lora_sft.config import load_config, parse_config
 
 MINIMAL: dict[str, Any] = {"train": {"steps": 3}, "output": {"folder": "runs/x"}}
@@ -38,6 +39,11 @@ def test_defaults_are_filled_in_and_stored_as_json_values() -> None:
         ({"train": {}}, r"key 'train\.steps' is missing"),
         ({"schedule": {"warmup_steps": 9}}, r"warmup_steps=9 was given with train\.steps=3"),
         ({"data": {"source": "a", "jsonl": "b"}}, r"source and jsonl were given"),
+        ({"loss": {"kl": "tmkl"}}, r"loss\.kl='tmkl' was given with loss\.kl_weight=0"),
+        ({"loss": {"kl_weight": 0.1}}, r"loss\.kl='none' was given with loss\.kl_weight=0\.1"),
+        ({"loss": {"kl": "tmlk"}}, r"loss\.kl = 'tmlk'.*'tmkl', 'tmkl_reverse'"),
+        ({"loss": {"label_smoothing": 1.0}}, r"loss\.label_smoothing = 1\.0: .* less than 1"),
+        ({"loss": {"pullback": 1.0}}, r"did you mean 'loss\.pullback_weight'\?"),
     ],
 )
 def test_mistakes_are_named(section: dict[str, Any], message: str) -> None:
@@ -69,3 +75,12 @@ def test_identity_leaves_out_what_does_not_change_the_numbers() -> None:
     other = parse_config({"train": {"steps": 3, "eval_every": 2}, "output": {"folder": "y"}})
     assert one.identity() == other.identity()
     assert parse_config({**MINIMAL, "lora": {"rank": 3}}).identity() != one.identity()
+
+
+def test_the_loss_as_the_model_library_takes_it() -> None:
+    assert parse_config(MINIMAL).loss.spec == LossSpec()
+    given = {"label_smoothing": 0.1, "z_loss": 1e-4, "kl": "tmkl", "kl_weight": 0.25}
+    found = parse_config({**MINIMAL, "loss": given})
+    assert found.loss.spec == LossSpec(0.1, 1e-4, "tmkl", 0.25, 0.0)
+    assert parse_config(found.resolved()) == found
+    assert found.identity() != parse_config(MINIMAL).identity()
