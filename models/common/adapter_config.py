@@ -80,10 +80,18 @@ class AdapterConfig:
         """Rank of one layer."""
         return pattern_value(self.rank_pattern, module, self.r)
 
+    def alpha_of(self, module: str) -> float:
+        """Numerator of one layer's scale."""
+        return pattern_value(self.alpha_pattern, module, self.lora_alpha)
+
     def scale_of(self, module: str) -> float:
         """Factor on B(A x) of one layer."""
-        alpha = pattern_value(self.alpha_pattern, module, self.lora_alpha)
-        return lora_scale(alpha, self.rank_of(module), rslora=self.use_rslora)
+        return lora_scale(self.alpha_of(module), self.rank_of(module), rslora=self.use_rslora)
+
+    def plain_alpha_of(self, module: str) -> float:
+        """The alpha with which alpha / r is the layer's scale, for readers that know no other."""
+        alpha = self.alpha_of(module)
+        return alpha * math.sqrt(self.rank_of(module)) if self.use_rslora else alpha
 
     def scales(self, modules: Iterable[str]) -> tuple[tuple[str, float], ...]:
         """The layers among ``modules`` whose factor is not `scale`, with their factors."""

@@ -8,7 +8,8 @@ before it keeps a power cut from leaving the new name on unwritten data.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,18 +24,27 @@ def write_atomic(path: Path, data: bytes) -> None:
         OSError: the data could not be written (``ENOSPC`` when the disk is full). The old file, if
             there was one, is intact and nothing is left beside it.
     """
+    with replacing(path) as partial, partial.open("wb") as handle:
+        write_all(handle, data)
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """A path to write to, which takes the place of ``path`` when the block ends without an error.
+
+    The folder is made. What the block wrote is flushed to the disk before the renaming, and deleted
+    where the block raised: ``path`` is then as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{_PREFIX}{path.name}.{os.getpid()}{_SUFFIX}")
     try:
-        with partial.open("wb") as handle:
-            write_all(handle, data)
-            handle.flush()
-            os.fsync(handle.fileno())
+        yield partial
+        _sync(partial)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    _sync(path.parent)
 
 
 def write_all(handle: BinaryIO, data: bytes) -> None:
@@ -55,8 +65,8 @@ def partial_files(directory: Path) -> Iterable[Path]:
     return list(directory.glob(f"{_PREFIX}*{_SUFFIX}"))
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -24,6 +24,7 @@ from vkjit.errors import ArgumentError, DataError
 from .smollm2 import find_smollm2
 
 __all__ = [
+    "LAYER_NAMES",
     "SUPPORTED_ARCHITECTURES",
     "SUPPORTED_TYPES",
     "GgufFile",
@@ -56,7 +57,7 @@ _FLOATS: Mapping[str, np.dtype[Any]] = {
 }  # fmt: skip
 _FILE_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _MAGIC = b"GGUF"
-_LAYER_NAMES = {
+LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -67,6 +68,7 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+"""Hugging Face names of a block's modules by their names in the file (``blk.N.<name>``)."""
 
 
 @final
@@ -471,7 +473,7 @@ def _hugging_face_name(name: str) -> str:
     if name in top:
         return top[name]
     _, layer, kind, _ = name.split(".")
-    return f"model.layers.{layer}.{_LAYER_NAMES[kind]}.weight"
+    return f"model.layers.{layer}.{LAYER_NAMES[kind]}.weight"
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
