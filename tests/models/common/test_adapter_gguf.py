@@ -39,8 +39,8 @@ def pairs(hyper: LlamaHyper) -> Tensors:
     shapes = {Q: (2, hyper.hidden_size, hyper.hidden_size), UP: (3, hyper.hidden_size, 512)}
     tensors: Tensors = {}
     for name, (rank, columns, rows) in shapes.items():
-        tensors[peft_name(name, "A")] = np.float32(rng.normal(size=(rank, columns)))
-        tensors[peft_name(name, "B")] = np.float32(rng.normal(size=(rows, rank)))
+        tensors[peft_name(name, "A")] = rng.standard_normal((rank, columns), np.float32)
+        tensors[peft_name(name, "B")] = rng.standard_normal((rows, rank), np.float32)
     return tensors
 
 
@@ -54,9 +54,11 @@ def keys(path: Path) -> dict[str, Any]:
     return {f.name: f.contents() for f in GGUFReader(path).fields.values()}
 
 
-def deltas(config: AdapterConfig, tensors: Tensors, modules: tuple[str, ...]) -> Tensors:
+def deltas(
+    config: AdapterConfig, tensors: Tensors, modules: tuple[str, ...]
+) -> dict[str, NDArray[Any]]:
     return {
-        m: np.float32(config.scale_of(m)) * tensors[peft_name(m, "B")] @ tensors[peft_name(m, "A")]
+        m: config.scale_of(m) * tensors[peft_name(m, "B")] @ tensors[peft_name(m, "A")]
         for m in modules
     }
 
@@ -111,7 +113,7 @@ def test_rank_stabilised_scale_is_stored_as_alpha_over_r(
         (True, {"up_proj": 5.0}, True),
     ],
 )
-def test_scales_of_single_layers_survive(
+def test_scales_of_single_layers_survive(  # noqa: PLR0913  two fixtures and a case
     tmp_path: Path,
     hyper: LlamaHyper,
     pairs: Tensors,
