@@ -1,4 +1,4 @@
-"""The command line: ``vkjit train``, ``sample``, ``tune``, ``info`` and ``doctor``."""
+"""The command line: ``vkjit train``, ``dataset``, ``sample``, ``tune``, ``info`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 @app.command()
 @_clear_errors
-def train(
+def train(  # noqa: PLR0913  the flags of the command
     config: Annotated[Path, typer.Argument(help="TOML file of the run.")],
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one.")
@@ -65,15 +65,58 @@ def train(
         int | None,
         typer.Option("--steps", min=1, help="Replaces train.steps; shortens the warm-up to fit."),
     ] = None,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Show the data, token by token, and train nothing.")
+    ] = False,
+    records: Annotated[int, typer.Option(min=0, help="Records that --dry-run shows.")] = 3,
 ) -> None:
     """Fine-tune a model with low-rank adapters, as a TOML file says."""
     # The trainer's libraries take a second to import, which `vkjit info` need not wait for.
     from vkjit_models.lora_sft.config import load_config  # noqa: PLC0415  slow import
+
+    if dry:
+        from vkjit_models.lora_sft.dry_run import dry_run  # noqa: PLC0415  slow import
+
+        dry_run(load_config(config, steps=steps), Console(), records)
+        return
     from vkjit_models.lora_sft.train import train as run  # noqa: PLC0415  slow import
 
     result = run(load_config(config, steps=steps), resume=resume, overwrite=overwrite)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+@_clear_errors
+def dataset(  # noqa: PLR0913  the flags of the command
+    source: Annotated[
+        Path | None,
+        typer.Argument(help="Folder with Python files; default: the standard library."),
+    ] = None,
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", help="File of JSON lines to write.")],
+    seed: Annotated[int, typer.Option(help="Chooses files, functions and wordings.")] = 0,
+    files: Annotated[int | None, typer.Option(min=1, help="Files to use, at most.")] = None,
+    functions: Annotated[
+        int, typer.Option("--functions-per-file", min=0, help="Functions asked about, of each.")
+    ] = 2,
+    code: Annotated[
+        int, typer.Option("--code-characters", min=80, help="Longest code in a question.")
+    ] = 800,
+    category: Annotated[
+        list[str] | None, typer.Option(help="Ask this kind only; repeatable. Default: all seven.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file if it exists.")
+    ] = False,
+) -> None:
+    """Write questions about a source tree, with answers read off it, as training data."""
+    from vkjit_models.common.source_chat import SourceOptions  # noqa: PLC0415  slow import
+    from vkjit_models.dataset import categories_of, write_dataset  # noqa: PLC0415  slow import
+
+    chosen = categories_of(category)
+    options = SourceOptions(seed, files, functions, code, categories=chosen)
+    write_dataset(source, output, options, Console(), overwrite=overwrite)
 
 
 @app.command()

@@ -103,7 +103,7 @@ class WindowSet:
         once: the choice depends on what the records say and on nothing else, neither their order
         nor the seed nor the packing, and a record that joins the data set displaces one at most.
         """
-        documents = self._documents()
+        documents = self.documents()
         by_hash = {_hash_of(one): i for i, one in reversed(list(enumerate(documents)))}
         chosen = [by_hash[key] for key in sorted(by_hash)[:count]]
         windows = pack_fullest(
@@ -117,8 +117,8 @@ class WindowSet:
             self.pad_id,
         )
 
-    def _documents(self) -> list[Document]:
-        """The documents as they are in the windows, by segment id; all have a target."""
+    def documents(self) -> list[Document]:
+        """The documents as they are in the windows, by segment id, cut and with masked starts."""
         w = self.windows
         found: dict[int, Document] = {}
         for ids, labels, segments in zip(w.input_ids, w.labels, w.segment_ids, strict=True):
