@@ -203,7 +203,8 @@ class ArrayHost(Host):
                 return place(leaf)
             if self._reads_blocks:
                 quant = importlib.import_module("vkjit.quant")
-                return quant.from_bytes(leaf.raw(), leaf.kind, leaf.shape)
+                packed = quant.from_bytes(leaf.raw(), leaf.kind, leaf.shape)
+                return self._root.tree.map(to_device, packed)
             return place(leaf.numbers())
 
         return tuple(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,9 +126,11 @@ def rotary_tables(s: Sizes) -> tuple[np.ndarray, np.ndarray]:
 
 
 Cast = Callable[[Array], Array]
+Attention = Callable[[Array, Array, Array], Array]
+"""Causal, of [1,S,heads,head] and twice [1,S,kv_heads,head]."""
 
 
-def _casts(ns: Namespace, dtype: str) -> tuple[Cast, Cast]:
+def casts(ns: Namespace, dtype: str) -> tuple[Cast, Cast]:
     """To the type of products, and to float32, where norms, rotations and the loss are computed.
 
     Where the types are one nothing is cast, so that the float64 reference stays in float64.
@@ -137,16 +140,15 @@ def _casts(ns: Namespace, dtype: str) -> tuple[Cast, Cast]:
     return lambda x: x.astype(getattr(ns.np, dtype)), lambda x: x.astype(ns.np.float32)
 
 
-def _block(ns: Namespace, case: Case) -> Callable[[Array, Tree, Tree], Array]:
-    s, (low, wide) = case.params, _casts(ns, case.dtype)
+def array_block(
+    ns: Namespace, case: Case, attention: Attention | None = None
+) -> Callable[[Array, Tree, Tree], Array]:
+    """A block of the model: (states [1,S,d], its weights, its adapters) to states."""
+    attend = attention or partial(ns.nn.dot_product_attention, is_causal=True)
+    s, (low, wide) = case.params, casts(ns, case.dtype)
     n, d, heads, kv_heads = s["tokens"], s["width"], s["heads"], s["kv_heads"]
     head = d // heads
     cosines, sines = (ns.np.asarray(table)[None, :, None, :] for table in rotary_tables(s))
-
-    def norm(x: Array, weight: Array) -> Array:
-        x = wide(x)
-        scale = ns.lax.rsqrt(ns.np.mean(x * x, axis=-1, keepdims=True) + EPSILON)
-        return low(x * scale * wide(weight))
 
     def rotate(x: Array) -> Array:  # [1, S, heads, head]
         x = wide(x)
@@ -160,34 +162,46 @@ def _block(ns: Namespace, case: Case) -> Callable[[Array, Tree, Tree], Array]:
             down = ns.np.matmul(ns.np.matmul(y, a.T), b.T)
             return ns.np.matmul(y, weights[name].T) + down * SCALE
 
-        y = norm(x, weights["norm1"])
+        y = array_norm(ns, case, x, weights["norm1"])
         q = rotate(ns.np.reshape(linear("q", y), (1, n, heads, head)))
         k = rotate(ns.np.reshape(linear("k", y), (1, n, kv_heads, head)))
         v = ns.np.reshape(linear("v", y), (1, n, kv_heads, head))
-        mixed = ns.nn.dot_product_attention(q, k, v, is_causal=True)
+        mixed = attend(q, k, v)
         x = x + linear("o", ns.np.reshape(mixed, (1, n, d)))
-        y = norm(x, weights["norm2"])
+        y = array_norm(ns, case, x, weights["norm2"])
         return x + linear("down", ns.nn.silu(linear("gate", y)) * linear("up", y))
 
     return block
 
 
+def array_norm(ns: Namespace, case: Case, x: Array, weight: Array) -> Array:
+    """RMS norm, as products take it."""
+    low, wide = casts(ns, case.dtype)
+    x = wide(x)
+    x = x * ns.lax.rsqrt(ns.np.mean(x * x, axis=-1, keepdims=True) + EPSILON)
+    return low(x * wide(weight))
+
+
+def array_losses(ns: Namespace, case: Case, x: Array, embedding: Array, labels: Array) -> Array:
+    """Cross-entropies of normed states [1,S,d] with the embedding as the head, [1,S]."""
+    _, wide = casts(ns, case.dtype)
+    logits = wide(ns.np.matmul(x, embedding.T))
+    top = ns.lax.stop_gradient(ns.np.max(logits, axis=-1, keepdims=True))
+    total = ns.np.log(ns.np.sum(ns.np.exp(logits - top), axis=-1)) + top[..., 0]
+    return total - ns.np.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+
+
 def program(ns: Namespace, case: Case) -> Callable[..., Array]:
     """The masked mean loss of the next tokens."""
-    block, (low, wide) = _block(ns, case), _casts(ns, case.dtype)
+    block, (low, _) = array_block(ns, case), casts(ns, case.dtype)
 
     def loss(adapters: Tree, weights: Tree, tokens: Array, mask: Array) -> Array:
         x = low(ns.np.take(weights["embedding"], tokens[:, :-1], axis=0))
         for block_weights, block_adapters in zip(weights["blocks"], adapters, strict=True):
             x = block(x, block_weights, block_adapters)
-        x = wide(x)
-        x = x * ns.lax.rsqrt(ns.np.mean(x * x, axis=-1, keepdims=True) + EPSILON)
-        x = low(x * wide(weights["norm"]))
-        logits = wide(ns.np.matmul(x, weights["embedding"].T))
-        top = ns.lax.stop_gradient(ns.np.max(logits, axis=-1, keepdims=True))
-        total = ns.np.log(ns.np.sum(ns.np.exp(logits - top), axis=-1)) + top[..., 0]
-        picked = ns.np.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
-        return ns.np.sum((total - picked) * mask) / ns.np.sum(mask)
+        x = array_norm(ns, case, x, weights["norm"])
+        losses = array_losses(ns, case, x, weights["embedding"], tokens[:, 1:])
+        return ns.np.sum(losses * mask) / ns.np.sum(mask)
 
     return loss
 
@@ -195,7 +209,8 @@ def program(ns: Namespace, case: Case) -> Callable[..., Array]:
 # ------------------------------------------------------------------------- PyTorch
 
 
-def _torch_block(torch: Any, case: Case) -> Callable[[Any, Tree, Tree], Any]:
+def torch_block(torch: Any, case: Case) -> Callable[[Any, Tree, Tree], Any]:
+    """A block of the model, as `array_block`."""
     functional, s, dtype = torch.nn.functional, case.params, getattr(torch, case.dtype)
     n, d, head = s["tokens"], s["width"], s["width"] // s["heads"]
     cosines, sines = (torch.from_numpy(table)[None, None] for table in rotary_tables(s))
@@ -228,7 +243,7 @@ def _torch_loss(
     """The loss and its parameters, in the order of the flattened adapters."""
     adapters_given, weights_given, tokens_given, mask_given = given
     functional, s = torch.nn.functional, case.params
-    block = wrap(_torch_block(torch, case))
+    block = wrap(torch_block(torch, case))
 
     def frozen(x: np.ndarray | Packed) -> Any:
         return torch.from_numpy(x).to(getattr(torch, case.dtype))

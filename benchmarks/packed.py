@@ -26,32 +26,38 @@ _DEVIATIONS = {"Q4_1": 4.61, "Q8_0": 73.9, "Q4_K": 258.0}
 @final
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A matrix of a block type.
+    """A matrix of a block type, or a stack of matrices.
 
     Args:
         kind: The block type, as GGUF spells it.
-        blocks: Its rows of blocks, (rows, blocks of a row), of the block type's dtype.
-        shift: The matrix is ``blocks`` with rows moved down by this, cyclically.
+        blocks: Rows of blocks, (rows, blocks of a row), of the block type's dtype.
+        layers: Matrices in the stack; 0 for a single matrix without an axis for it. Matrix n is
+            ``blocks`` with its rows moved down by n, cyclically: different numbers at no cost.
     """
 
     kind: str
     blocks: np.ndarray
-    shift: int = 0
+    layers: int = 0
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns, in numbers."""
+    def shape(self) -> tuple[int, ...]:
+        """Layers if there are any, rows and columns, in numbers."""
         rows, blocks = self.blocks.shape
-        return rows, blocks * _SIZES[self.kind]
+        stack = (self.layers,) if self.layers else ()
+        return (*stack, rows, blocks * _SIZES[self.kind])
 
     def raw(self) -> np.ndarray:
-        """The blocks in the order of the matrix."""
-        return np.roll(self.blocks, self.shift, 0) if self.shift else self.blocks
+        """The blocks."""
+        return self._stacked(self.blocks)
 
     def numbers(self) -> np.ndarray:
         """The matrix in float32."""
-        numbers = _numbers(self.kind, _Same(self.blocks))
-        return np.roll(numbers, self.shift, 0) if self.shift else numbers
+        return self._stacked(_numbers(self.kind, _Same(self.blocks)))
+
+    def _stacked(self, matrix: np.ndarray) -> np.ndarray:
+        if not self.layers:
+            return matrix
+        return np.stack([np.roll(matrix, n, 0) for n in range(self.layers)])
 
 
 @final
@@ -69,7 +75,11 @@ class _Same:
 
 
 def random_blocks(
-    generator: np.random.Generator, kind: str, shape: tuple[int, int], deviation: float
+    generator: np.random.Generator,
+    kind: str,
+    shape: tuple[int, int],
+    deviation: float,
+    layers: int = 0,
 ) -> Packed:
     """A matrix of random bits whose numbers have mean 0 (nearly) and the given deviation."""
     rows, columns = shape
@@ -81,7 +91,7 @@ def random_blocks(
     for name in ("m", "dmin"):
         if name in (dtype.names or ()):
             raw[name] = d * np.float16(-7.5 if name == "m" else 7.5)
-    return Packed(kind, raw.reshape(rows, columns // size))
+    return Packed(kind, raw.reshape(rows, columns // size), layers)
 
 
 @lru_cache(maxsize=16)

@@ -20,9 +20,9 @@ def test_numbers_are_ggmls(kind: str) -> None:
     assert abs(matrix.numbers().mean()) < 0.003
 
 
-def test_a_shift_moves_blocks_and_numbers_alike() -> None:
-    plain = random_blocks(np.random.default_rng(1), "Q4_K", (6, 256), 1.0)
-    moved = Packed(plain.kind, plain.blocks, 2)
-    again = Packed(plain.kind, moved.raw())
-    np.testing.assert_array_equal(moved.numbers(), again.numbers())
-    np.testing.assert_array_equal(moved.numbers()[2:], plain.numbers()[:-2])
+def test_a_stack_moves_blocks_and_numbers_alike() -> None:
+    stack = random_blocks(np.random.default_rng(1), "Q4_K", (6, 256), 1.0, layers=3)
+    assert stack.shape == (3, 6, 256)
+    for raw, numbers in zip(stack.raw(), stack.numbers(), strict=True):
+        np.testing.assert_array_equal(Packed(stack.kind, raw).numbers(), numbers)
+    assert len({numbers.tobytes() for numbers in stack.numbers()}) == 3
