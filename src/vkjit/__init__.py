@@ -7,7 +7,7 @@ where they do not.
 
 from __future__ import annotations
 
-from vkjit import debug, lax, nn, numpy, optim, random, tree, tuning
+from vkjit import debug, lax, nn, numpy, optim, quant, random, tree, tuning
 from vkjit.api.autodiff import grad, jvp, value_and_grad
 from vkjit.api.batching import vmap
 from vkjit.api.check_grads import check_grads
@@ -82,6 +82,7 @@ __all__ = [
     "optim",
     "print_saved",
     "profile",
+    "quant",
     "random",
     "remat",
     "saved_residuals",

@@ -45,7 +45,8 @@ SHORT: dict[DType, str] = {
     float64: "f64",
 }
 BY_SHORT = {name: dtype for dtype, name in SHORT.items()}
-_BLOCKS = {block.short: block.dtype for block in BLOCK_TYPES.values()}
+NAMED = BY_SHORT | {block.short: block.dtype for block in BLOCK_TYPES.values()}
+"""All dtypes of arrays by the names that ``short`` gives."""
 
 _FLOATS = frozenset({bfloat16, float16, float32, float64})
 _SIGNED = frozenset({int8, int16, int32, int64})
@@ -59,15 +60,6 @@ def short(dtype: DType) -> str:
     """The name of a dtype in printed programs: ``f32``, ``q4_k``."""
     block = block_of(dtype)
     return block.short if block is not None else SHORT[dtype]
-
-
-def by_short(name: str) -> DType:
-    """The dtype that prints as ``name``.
-
-    Raises:
-        KeyError: there is none.
-    """
-    return _BLOCKS[name] if name in _BLOCKS else BY_SHORT[name]
 
 
 def is_float(dtype: DType) -> bool:

@@ -107,6 +107,9 @@ class Trace:
                 raise TracerError(_leak_message(value))
         elif isinstance(value, (bool, int, float)) or (is_numpy(value) and value.ndim == 0):
             return literal(value)
+        read = plain(value)
+        if read is not value:
+            return self.atom(read)
         found = self.lifted.get(id(value))
         if found is None:
             found = self.lifted[id(value)] = Var(aval_of(value))
@@ -121,7 +124,7 @@ class Trace:
             [v.variable if type(v) is box and v.owner is self else self.atom(v) for v in values]
         )
         source = self.source or user_source()
-        avals = prim.infer_outs([a.aval for a in atoms])
+        avals = prim.applied([a.aval for a in atoms])
         outs = tuple([Var(a) for a in avals])
         self.eqns.append(Eqn(prim, atoms, outs, source, self.region))
         return [box(self, v) for v in outs]
@@ -135,6 +138,12 @@ def is_numpy(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
 def is_scalar(value: object) -> TypeGuard[np.generic[Any]]:
     """Whether ``value`` is a NumPy scalar."""
     return isinstance(value, np.generic)
+
+
+def plain(value: Value) -> Value:
+    """The array that an object stands for, by its method ``__jax_array__``; others as they are."""
+    read = getattr(value, "__jax_array__", None)
+    return value if read is None else read()
 
 
 def literal(value: object) -> Literal:
@@ -221,7 +230,8 @@ def _run(prim: Primitive, values: Sequence[Value]) -> Sequence[Value]:
     for value in values:
         if isinstance(value, Tracer):
             raise TracerError(_leak_message(value))
-    outs = prim.infer_outs([aval_of(v) for v in values])
+    values = [plain(v) for v in values]
+    outs = prim.applied([aval_of(v) for v in values])
     return Hooks.eager(prim, values, outs)
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from vkjit import dtypes
+from vkjit.blocks import block_of
 from vkjit.errors import UserError
 from vkjit.ir.avals import aval
 from vkjit.ir.check import check
@@ -50,6 +51,9 @@ def assert_close(got: Array, want: Array, of: Sample) -> None:
     """Equal up to the order of float operations; exactly equal for other dtypes."""
     assert got.shape == want.shape
     assert got.dtype == want.dtype
+    if block_of(got.dtype) is not None:
+        assert got.tobytes() == want.tobytes()
+        return
     if not dtypes.is_float(got.dtype):
         np.testing.assert_array_equal(got, want, err_msg=str(of))
         return

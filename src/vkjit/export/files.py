@@ -21,7 +21,8 @@ from typing import Any, cast, final
 import ml_dtypes
 import numpy as np
 
-from vkjit.dtypes import BY_SHORT, SHORT, DType
+from vkjit.blocks import block_of
+from vkjit.dtypes import NAMED, DType, short
 from vkjit.errors import DataError
 
 FORMAT = "vkjit.export"
@@ -46,7 +47,7 @@ def write(bundle: Bundle) -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         head = {"format": FORMAT, "version": VERSION, **bundle.manifest}
-        dtypes = [SHORT[cast("DType", c.dtype)] for c in bundle.constants]
+        dtypes = [short(cast("DType", c.dtype)) for c in bundle.constants]
         archive.writestr("manifest.json", json.dumps({**head, "constants": dtypes}, indent=1))
         archive.writestr("program.txt", bundle.program)
         for number, value in enumerate(bundle.constants):
@@ -69,7 +70,7 @@ def read(data: bytes) -> Bundle:
         manifest = cast("dict[str, Any]", json.loads(archive.read("manifest.json")))
         _require_known(manifest)
         constants = tuple(
-            _array(archive.read(f"constants/{n}.npy"), BY_SHORT[name])
+            _array(archive.read(f"constants/{n}.npy"), NAMED[name])
             for n, name in enumerate(manifest["constants"])
         )
         plans = {
@@ -107,8 +108,11 @@ def _require_known(manifest: dict[str, Any]) -> None:
 
 
 def _npy(value: HostArray) -> bytes:
-    """Types that NumPy has no name for are written as the words that hold them."""
+    """Types that NumPy has no name for are written as the words that hold them, blocks as bytes."""
     stream = io.BytesIO()
+    if block_of(value.dtype) is not None:
+        blocks = np.ascontiguousarray(value)
+        value = blocks.view(np.uint8).reshape((*blocks.shape, blocks.dtype.itemsize))
     plain = value.dtype.kind != "V" and value.dtype.name not in dir(ml_dtypes)
     words = value if plain else value.view(_WORDS[value.dtype.itemsize])
     np.save(stream, words, allow_pickle=False)
@@ -117,4 +121,6 @@ def _npy(value: HostArray) -> bytes:
 
 def _array(data: bytes, dtype: DType) -> HostArray:
     found = np.load(io.BytesIO(data), allow_pickle=False)
+    if block_of(dtype) is not None:
+        return found.view(dtype)[..., 0]
     return found if found.dtype == dtype else found.view(dtype)

@@ -48,7 +48,7 @@ def _fault(eqn: Eqn, defined: set[Var]) -> str | None:
         if out in defined:
             return f"result of aval {out.aval} is defined twice"
     try:
-        inferred = eqn.prim.infer_outs([a.aval for a in eqn.args])
+        inferred = eqn.prim.applied([a.aval for a in eqn.args])
     except UserError as error:
         return f"operands are refused: {error}"
     for out, aval in zip(eqn.outs, inferred, strict=True):

@@ -11,7 +11,7 @@ from typing import cast, final
 
 import numpy as np
 
-from vkjit.dtypes import BY_SHORT
+from vkjit.dtypes import NAMED
 from vkjit.errors import ArgumentError
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Primitive
@@ -110,10 +110,10 @@ class _Reader:
 
 def _aval(source: str) -> Aval:
     match = _AVAL.match(source)
-    if match is None or match.group(1) not in BY_SHORT:
+    if match is None or match.group(1) not in NAMED:
         raise ArgumentError(f"parse: {source!r} is not an aval such as f32[3,4]")
     dtype, dims, weak = match.groups()
-    return aval(tuple(int(d) for d in dims.split(",") if d), BY_SHORT[dtype], bool(weak))
+    return aval(tuple(int(d) for d in dims.split(",") if d), NAMED[dtype], bool(weak))
 
 
 def _split(source: str) -> list[str]:
@@ -141,5 +141,5 @@ def _parameters(inside: str) -> dict[str, object]:
     found: dict[str, object] = {}
     for item in _split(inside):
         name, value = item.split("=", 1)
-        found[name] = BY_SHORT[value] if value in BY_SHORT else ast.literal_eval(value)
+        found[name] = NAMED[value] if value in NAMED else ast.literal_eval(value)
     return found

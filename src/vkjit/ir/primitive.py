@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypeAlias, final
 import numpy as np
 
 from vkjit.dtypes import is_float
-from vkjit.errors import MissingRuleError
+from vkjit.errors import DTypeError, MissingRuleError
 from vkjit.ir.avals import Aval
 from vkjit.ir.control import Control
 from vkjit.ir.program import Atom, Eqn, Literal, Program
@@ -65,7 +65,8 @@ class Traits:
     ``linear_in`` are the argument positions in which the primitive is (multi)linear, one at a time.
     ``effect`` marks writes, which no pass may repeat, drop or move across a reader. Where one array
     is an argument of several primitives that ``joins_cotangents``, theirs are joined, not added.
-    ``transpose`` of one that ``takes_zeros`` gets None for the cotangents that are zero.
+    ``transpose`` of one that ``takes_zeros`` gets None for the cotangents that are zero. Arrays of
+    blocks are operands of views, of control and of what ``moves_blocks``.
     """
 
     kind: Kind
@@ -75,6 +76,12 @@ class Traits:
     differentiable: bool = True
     joins_cotangents: bool = False
     takes_zeros: bool = False
+    moves_blocks: bool = False
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether operands may be arrays of blocks, which only move."""
+        return self.moves_blocks or self.kind in (Kind.VIEW, Kind.CONTROL)
 
 
 @final
@@ -146,6 +153,21 @@ class Primitive(ABC):
         Raises:
             ShapeError, DTypeError, ArgumentError: the operands do not fit; both are named.
         """
+
+    @final
+    def applied(self, avals: Sequence[Aval]) -> tuple[Aval, ...]:
+        """Avals of the results of an application.
+
+        Raises:
+            DTypeError: an operand is an array of blocks, which the primitive does not compute with.
+        """
+        if not self.traits.takes_blocks and any(a.block is not None for a in avals):
+            given = ", ".join(map(str, avals))
+            raise DTypeError(
+                f"{self.name}: operands {given}; blocks hold packed numbers, which nothing "
+                "computes with; expected numbers; read them with quant.dequantize(x)"
+            )
+        return self.infer_outs(avals)
 
     @abstractmethod
     def evaluate_outs(self, *arrays: Array) -> tuple[Array, ...]:

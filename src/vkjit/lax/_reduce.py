@@ -18,6 +18,7 @@ from vkjit.numpy._core import (
     ShapeLike,
     axes_of,
     axis_of,
+    beside,
     cast,
     lift,
     operand_aval,
@@ -50,7 +51,7 @@ def dot_general(
             sums for 16-bit floats.
     """
     (contract_lhs, contract_rhs), (batch_lhs, batch_rhs) = dimension_numbers
-    x, y = same_dtype("dot_general", lhs, rhs)
+    x, y = same_dtype("dot_general", *beside(lhs, rhs))
     return contracted(
         x,
         y,

@@ -7,6 +7,7 @@ there whatever JAX's semantics allow: Python scalars (weakly typed), NumPy array
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex, TypeAlias, TypeGuard
 
@@ -31,6 +32,24 @@ ArrayLike: TypeAlias = Any
 """An Array, a tracer, a NumPy array or scalar, or a Python scalar."""
 
 PythonScalar = bool | int | float
+
+
+class Packed(ABC):
+    """What holds numbers in another form and gives them in several float dtypes: quantized arrays.
+
+    ``aval`` is that of the numbers in float32, which is how functions of one array see it.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def aval(self) -> Aval:
+        """Shape and dtype of the numbers."""
+
+    @abstractmethod
+    def dequantize(self, dtype: DTypeLike = dtypes.float32) -> Value:
+        """The numbers, as ``dtype``."""
 
 
 def is_sequence(x: object) -> TypeGuard[Sequence[Any]]:
@@ -110,8 +129,30 @@ def promoted(name: str, *operands: ArrayLike) -> list[Value]:
     first = avals[0]
     if all(a.dtype == first.dtype and not a.weak for a in avals):
         return [cast(x, first.dtype) for x in operands]
+    _refuse_blocks(name, avals)
     dtype, weak = dtypes.promote(*[(a.dtype, a.weak) for a in avals])
     return [_fit(x, a, dtype, weak=weak) for x, a in zip(operands, avals, strict=True)]
+
+
+def beside(*operands: ArrayLike) -> list[Value]:
+    """The operands of a product, quantized ones read in the dtype of the others.
+
+    So a product of bfloat16 activations reads its packed weights in bfloat16, not in float32.
+    """
+    if not any(isinstance(x, Packed) for x in operands):
+        return list(operands)
+    others = [aval_of(x).dtype for x in operands if not isinstance(x, Packed)]
+    narrow = bool(others) and all(d in (dtypes.bfloat16, dtypes.float16) for d in others)
+    dtype = dtypes.promote(*[(d, False) for d in others])[0] if narrow else dtypes.float32
+    return [x.dequantize(dtype) if isinstance(x, Packed) else x for x in operands]
+
+
+def _refuse_blocks(name: str, avals: Sequence[Aval]) -> None:
+    if any(a.block is not None for a in avals):
+        raise DTypeError(
+            f"{name}: operands {', '.join(map(str, avals))}; blocks hold packed numbers, which "
+            "nothing computes with; expected numbers; read them with quant.dequantize(x)"
+        )
 
 
 def _fit(x: Value, of: Aval, dtype: DType, *, weak: bool) -> Value:
@@ -123,6 +164,7 @@ def _fit(x: Value, of: Aval, dtype: DType, *, weak: bool) -> Value:
 def inexact(name: str, *operands: ArrayLike) -> list[Value]:
     """As ``promoted``, with integers and booleans taken to the default float."""
     avals = [operand_aval(name, x) for x in operands]
+    _refuse_blocks(name, avals)
     dtype, weak = dtypes.promote(*[(a.dtype, a.weak) for a in avals])
     if not dtypes.is_float(dtype):
         dtype = dtypes.default_float()

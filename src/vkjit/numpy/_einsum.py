@@ -64,7 +64,7 @@ def einsum(
     """
     if not isinstance(subscripts, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError("einsum: the first argument is the subscripts, a string")
-    values = _core.promoted("einsum", *operands)
+    values = _core.promoted("einsum", *_core.beside(*operands))
     terms, output = _parse(subscripts, values)
     sizes = _sizes(subscripts, terms)
     terms = [_without_ones(_diagonalised(t), sizes) for t in terms]

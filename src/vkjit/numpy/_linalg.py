@@ -18,6 +18,7 @@ from vkjit.numpy._core import (
     Shape,
     axes_of,
     axis_of,
+    beside,
     broadcast_shapes,
     broadcast_value,
     cast,
@@ -102,7 +103,7 @@ def matmul(
     Raises:
         ShapeError: an operand has rank 0, or the inner sizes differ.
     """
-    a, b = promoted("matmul", a, b)
+    a, b = promoted("matmul", *beside(a, b))
     left, right = aval_of(a), aval_of(b)
     if left.ndim == 0 or right.ndim == 0:
         raise ShapeError(f"matmul: operands {left} and {right}, expected rank 1 or more; use *")
@@ -144,7 +145,7 @@ def dot(
     preferred_element_type: DTypeLike = None,
 ) -> Value:
     """Product over the last axis of ``a`` and the last but one of ``b``; scalars multiply."""
-    a, b = promoted("dot", a, b)
+    a, b = promoted("dot", *beside(a, b))
     left, right = aval_of(a), aval_of(b)
     if left.ndim == 0 or right.ndim == 0:
         return multiply(a, b)
@@ -169,7 +170,7 @@ def vdot(a: ArrayLike, b: ArrayLike) -> Value:
 
 def inner(a: ArrayLike, b: ArrayLike) -> Value:
     """Product over the last axes of both; scalars multiply."""
-    a, b = promoted("inner", a, b)
+    a, b = promoted("inner", *beside(a, b))
     left, right = aval_of(a), aval_of(b)
     if left.ndim == 0 or right.ndim == 0:
         return multiply(a, b)
@@ -206,7 +207,7 @@ def tensordot(
         ShapeError: sizes of a pair differ.
         ArgumentError: different numbers of axes.
     """
-    a, b = promoted("tensordot", a, b)
+    a, b = promoted("tensordot", *beside(a, b))
     left, right = aval_of(a), aval_of(b)
     if isinstance(axes, Sequence):
         first, second = (cast_axes(group) for group in axes)

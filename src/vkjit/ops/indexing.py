@@ -52,7 +52,7 @@ class Gather(Op):
     axis: int
     line: int = 0
 
-    traits: ClassVar[Traits] = Traits(Kind.INDEXED, Remat.COSTLY, linear_in=(0,))
+    traits: ClassVar[Traits] = Traits(Kind.INDEXED, Remat.COSTLY, linear_in=(0,), moves_blocks=True)
 
     def infer(self, *avals: Aval) -> Aval:
         """Indices are i32; something is there to gather."""

@@ -306,7 +306,9 @@ class Concatenate(Op):
 
     axis: int
 
-    traits: ClassVar[Traits] = Traits(Kind.PLACE, linear_in=tuple(range(OPERAND_LIMIT)))
+    traits: ClassVar[Traits] = Traits(
+        Kind.PLACE, linear_in=tuple(range(OPERAND_LIMIT)), moves_blocks=True
+    )
 
     def infer(self, *avals: Aval) -> Aval:
         """One dtype and, other than along the axis, one shape."""
