@@ -25,6 +25,12 @@ def is_packed(group: ContractGroup) -> bool:
     return group.lhs.blocks is not None or group.rhs.blocks is not None
 
 
+def nbytes_of(operand: LoadStep) -> float:
+    """Bytes of memory that one number takes."""
+    blocks = operand.blocks
+    return operand.type.bytes if blocks is None else blocks.nbytes / blocks.size
+
+
 def decoded_run(
     b: Builder, buffers: Buffers, operand: LoadStep, start: Value, lanes: int
 ) -> list[Value]:
@@ -45,6 +51,14 @@ def decoded_run(
     return in_short_vectors(b, lambda wide: decode(wide, memory, blocks, start, lanes))
 
 
+def read_run(
+    b: Builder, buffers: Buffers, operand: LoadStep, start: Value, lanes: int
+) -> list[Value]:
+    """As ``decoded_run``, in the operand's type."""
+    found = decoded_run(b, buffers, operand, start, lanes)
+    return [widened(b, value, operand.type) for value in found]
+
+
 def read(b: Builder, buffers: Buffers, operand: LoadStep, start: Value, lanes: int) -> Value:
     """A number of the operand's type, or ``LANES`` of them, from number ``start``.
 
@@ -52,8 +66,8 @@ def read(b: Builder, buffers: Buffers, operand: LoadStep, start: Value, lanes: i
     """
     if operand.blocks is None:
         return b.load(buffers.of(operand.array), start, lanes)
-    (value,) = decoded_run(b, buffers, operand, start, lanes)
-    return widened(b, value, operand.type)
+    (value,) = read_run(b, buffers, operand, start, lanes)
+    return value
 
 
 def read_at(

@@ -24,6 +24,7 @@ from vkjit.lowering.gpu.gemm_epilogue import (
     widened,
 )
 from vkjit.lowering.gpu.gemm_join import MOST_PARTS, split_sum
+from vkjit.lowering.gpu.gemm_operand import LONGEST, nbytes_of, read_run
 from vkjit.lowering.gpu.gemm_schedule import cores
 from vkjit.lowering.gpu.grid import Grid, within
 from vkjit.lowering.kernel.build import Builder
@@ -90,6 +91,8 @@ class _Rows:
         self.s = schedule
         self.buffers = buffers
         self.steps = vector_steps(group) if schedule.along_k else 1
+        # Vectors of a column at once; above 1 for blocks only: they share a scale.
+        self.run = _run(group) if self.steps > 1 else 1
         self.lanes = self.steps if schedule.along_k else schedule.columns
         self.member = b.index(0) if schedule.team == 1 else b.local_id(int(not schedule.along_k))
         self.beside = b.index(0) if schedule.along_k else b.local_id(0)
@@ -115,10 +118,10 @@ class _Rows:
         zero = b.splat(number(b, group.accumulate, 0), self.lanes)
         columns = s.columns if s.along_k else 1
         flat = [zero] * (group.m * columns)
-        stride = s.team * self.steps
-        turn = stride * _UNROLL
+        stride = s.team * self.steps * self.run
+        turn = stride * _UNROLL // self.run
         whole = group.k // turn * turn
-        first = b.scaled(self.member, self.steps)
+        first = b.scaled(self.member, self.steps * self.run)
         if whole:
             with b.loop(b.index(0), b.index(whole), b.index(turn), flat, hint="k") as loop:
                 out = list(loop.carried)
@@ -136,23 +139,35 @@ class _Rows:
         return [flat[row * columns : (row + 1) * columns] for row in range(group.m)]
 
     def _step(self, k: Value, sums: list[Value], inside: Value | None) -> list[Value]:
-        """The sums after one vector of the large operand for each column."""
+        """The sums after one vector of the large operand for each column, or a run of them."""
         b, s, group = self.b, self.s, self.group
         if inside is not None:
             k = b.select(inside, k, b.index(0))
         if s.along_k:
-            ys = [
-                self._read(group.rhs, (k, self._bounded(b.offset(self.column, c), 1)), 0, inside)
-                for c in range(s.columns)
-            ]
+            places = [self._bounded(b.offset(self.column, c), 1) for c in range(s.columns)]
+            columns = [self._along(k, place, inside) for place in places]
         else:
-            ys = [self._beside(k, inside)]
-        out: list[Value] = []
-        for row in range(group.m):
-            x = self._read(group.lhs, (b.index(row), k), 1 if s.along_k else None, inside)
-            mine = sums[row * len(ys) : (row + 1) * len(ys)]
-            out += [multiply_add(b, x, y, total) for y, total in zip(ys, mine, strict=True)]
-        return out
+            columns = [[self._beside(k, inside)]]
+        for ahead in range(self.run):
+            where = b.offset(k, ahead * self.steps)
+            ys, out = [column[ahead] for column in columns], list[Value]()
+            for row in range(group.m):
+                x = self._read(group.lhs, (b.index(row), where), 1 if s.along_k else None, inside)
+                mine = sums[row * len(ys) : (row + 1) * len(ys)]
+                out += [multiply_add(b, x, y, total) for y, total in zip(ys, mine, strict=True)]
+            sums = out
+        return sums
+
+    def _along(self, k: Value, column: Value, inside: Value | None) -> list[Value]:
+        """A run of vectors of one column."""
+        b, rhs = self.b, self.group.rhs
+        if self.run == 1:
+            return [self._read(rhs, (k, column), 0, inside)]
+        start = Point(b, [*self.batch, k, column]).base(rhs.view)
+        return [
+            self._masked(value, inside)
+            for value in read_run(b, self.buffers, rhs, start, self.run * self.steps)
+        ]
 
     def _beside(self, k: Value, inside: Value | None) -> Value:
         """One step of all columns: a vector, or lane by lane where the last one is not whole."""
@@ -166,10 +181,16 @@ class _Rows:
         self, operand: LoadStep, at: tuple[Value, Value], axis: int | None, inside: Value | None
     ) -> Value:
         """A vector of an operand along its matrix axis ``axis``, or one element in every lane."""
-        b, elem = self.b, self.group.accumulate
+        b = self.b
         lanes = 1 if axis is None else self.lanes
-        point = Point(b, [*self.batch, *at], len(self.batch) + (axis or 0), lanes)
-        value = b.splat(widened(b, load(point, self.buffers, operand), elem), self.lanes)
+        axis = len(self.batch) + (axis or 0)
+        point = Point(b, [*self.batch, *at], axis, lanes, aligned=True)
+        return self._masked(load(point, self.buffers, operand), inside)
+
+    def _masked(self, value: Value, inside: Value | None) -> Value:
+        """What was read in the type of the sums, zeros where it is not ``inside``."""
+        b, elem = self.b, self.group.accumulate
+        value = b.splat(widened(b, value, elem), self.lanes)
         if inside is None:
             return value
         return b.select(inside, value, b.splat(number(b, elem, 0), self.lanes))
@@ -293,6 +314,14 @@ def vector_steps(group: ContractGroup) -> int:
     return LANES if view.strides[-2] == 1 and all(v % LANES == 0 for v in others) else 1
 
 
+def _run(group: ContractGroup) -> int:
+    """Vectors of steps that the large operand gives at once."""
+    view = group.rhs.view
+    others = (view.strides[-1], *view.strides[:-2], view.offset, group.k)
+    whole = group.rhs.blocks is not None and all(v % LONGEST == 0 for v in others)
+    return LONGEST // LANES if whole else 1
+
+
 def vector_columns(group: ContractGroup) -> int:
     """Columns of one step that the large operand gives as one aligned vector."""
     view = group.rhs.view
@@ -364,6 +393,6 @@ def _clocks(group: ContractGroup, s: SkinnySchedule, count: int) -> float:
     threads = s.workgroup[0] * s.workgroup[1]
     rounds = max(1.0, _workgroups(group, s) / (count * max(1, min(16, 1024 // threads))))
     busy = rounds * (_START + turns * _LATENCY)
-    nbytes = math.prod(group.batch) * group.n * group.k * group.rhs.type.bytes
+    nbytes = math.prod(group.batch) * group.n * group.k * nbytes_of(group.rhs)
     join = _JOIN if s.split_k > 1 else 0.0
     return max(busy, nbytes / (_MEMORY * count)) + _LAUNCH + join

@@ -118,7 +118,8 @@ class _Pointwise:
     def point(self, item: Value) -> Point:
         """Where vector number ``item`` is."""
         e = self.elements
-        return Point(self.b, spread(self.b, item, self.shape, e.axis, e.lanes), e.axis, e.lanes)
+        indices = spread(self.b, item, self.shape, e.axis, e.lanes)
+        return Point(self.b, indices, e.axis, e.lanes, aligned=True)
 
     def values(self, at: Point) -> dict[int, Value]:
         """All values that are stored, at one point."""

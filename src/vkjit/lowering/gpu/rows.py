@@ -128,7 +128,7 @@ class Nest:
     def point(self, at: Sequence[Value], column: Value) -> Point:
         """The elements of the row from the position ``column``."""
         indices = [*at, *coordinates(self.b, column, self.columns)]
-        return Point(self.b, indices, len(indices) - 1, self.who.lanes)
+        return Point(self.b, indices, len(indices) - 1, self.who.lanes, aligned=True)
 
     def chunk(self, at: Sequence[Value], number: int) -> Chunk:
         """Vector ``number`` of those that this member keeps."""
