@@ -109,13 +109,44 @@ class LoraSection(_Section):
     rank: int = Field(default=16, ge=1)
     alpha: float = Field(default=32.0, gt=0.0)
     rslora: bool = False
+    """Scale by alpha/sqrt(rank) in place of alpha/rank."""
+    dora: bool = False
+    """Train the norms of the adapted rows beside A and B."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     targets: tuple[str, ...] = (ALL_LINEAR,)
+    """Layers that get adapters: names or their ends, globs, "re:" and a regular expression."""
+    exclude: tuple[str, ...] = ()
+    """Layers that get none although a target chooses them, written as targets are."""
+    layers: str | None = None
+    """Blocks that get adapters, such as "0-7,28-"; all where not given."""
+    attention: bool = True
+    """Whether attention's layers get adapters; gradients pass through them in any case."""
+    mlp: bool = True
+    """Likewise the MLP's."""
+    rank_pattern: dict[str, int] = {}
+    """Ranks of single layers, by regular expressions for the ends of their names (PEFT's)."""
+    alpha_pattern: dict[str, float] = {}
+    """Likewise alphas."""
+    start: Path | None = None
+    """Adapter whose values the run starts from: a folder in PEFT's layout or a GGUF file."""
+    frozen: tuple[str, ...] = ()
+    """Layers of `start` that act and are not trained, written as targets are."""
+
+    @model_validator(mode="after")
+    def _frozen_have_values(self) -> LoraSection:
+        if self.frozen and self.start is None:
+            raise ValueError(
+                "lora.frozen was given without lora.start, expected both: an adapter that starts "
+                "at zero and is not trained does nothing; give lora.start or remove lora.frozen"
+            )
+        return self
 
     @property
     def spec(self) -> LoraSpec:
         """The section as the model library takes it."""
-        return LoraSpec(self.rank, self.alpha, self.targets, self.rslora, self.dropout)
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        del values["start"]
+        return LoraSpec(**values)
 
 
 @final

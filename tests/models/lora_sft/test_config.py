@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ def test_defaults_are_filled_in_and_stored_as_json_values() -> None:
         ({"lorra": {}}, r"unknown key 'lorra'; did you mean 'lora'\?"),
         ({"lora": {"learning_rate": 1}}, r"did you mean 'optimizer\.learning_rate'\?"),
         ({"lora": {"zzz": 8}}, r"unknown key 'lora\.zzz'; valid here: lora\.rank, lora\.alpha"),
+        ({"lora": {"frozen": ["q_proj"]}}, r"lora\.frozen was given without lora\.start"),
+        ({"lora": {"rank_pattern": {"q_proj": "x"}}}, r"lora\.rank_pattern\.q_proj = 'x'"),
+        ({"optimizer": {"decay_toward": "start"}}, r"decay_toward = 'start'.*'zero' or 'init'"),
         ({"lora": {"rank": 0}}, r"lora\.rank = 0: Input should be greater than or equal to 1"),
         ({"optimizer": {"name": "adamax"}}, r"optimizer\.name = 'adamax'.*'adamw', 'lion'"),
         ({"train": {}}, r"key 'train\.steps' is missing"),
@@ -84,3 +88,16 @@ def test_the_loss_as_the_model_library_takes_it() -> None:
     assert found.loss.spec == LossSpec(0.1, 1e-4, "tmkl", 0.25, 0.0)
     assert parse_config(found.resolved()) == found
     assert found.identity() != parse_config(MINIMAL).identity()
+
+
+def test_every_key_of_the_adapters_reaches_their_spec() -> None:
+    section = {
+        "rank": 4, "alpha": 2.0, "rslora": True, "dora": True, "dropout": 0.1,
+        "targets": ["q_proj"], "exclude": ["k_proj"], "layers": "1-", "attention": True,
+        "mlp": False, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 1.5},
+        "frozen": ["v_proj"],
+    }  # fmt: skip
+    spec = parse_config({**MINIMAL, "lora": {**section, "start": "a"}}).lora.spec
+    listed = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(spec).items()}
+    assert listed == section
+    assert spec.scale == 1.0
