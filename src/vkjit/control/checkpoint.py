@@ -99,7 +99,7 @@ class Checkpoint(Primitive):
             return [*outs, *[d for d in douts if d is not None]]
 
         values = [*primals, *[t for t in tangents if t is not None]]
-        outs = self.applied(both, values, f"{self.body.name}.jvp")
+        outs = self.staged(both, values, f"{self.body.name}.jvp")
         rest = iter(outs[len(given) :])
         return tuple(outs[: len(given)]), tuple([next(rest) if g else None for g in given])
 
@@ -128,7 +128,7 @@ class Checkpoint(Primitive):
     ) -> Pulled:
         """A checkpoint of the transposed body, which computes known values where it needs them."""
         back = _Back(self.body, cotangents, args, sums)
-        return back.pulled(replace(self, again=True).applied(back, back.values, back.name))
+        return back.pulled(replace(self, again=True).staged(back, back.values, back.name))
 
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
         """A checkpoint of the batched body."""
@@ -141,7 +141,7 @@ class Checkpoint(Primitive):
                 for out, flag in zip(outs, spread, strict=True)
             ]
 
-        return tuple(self.applied(many, args, f"{self.body.name}.batch"))
+        return tuple(self.staged(many, args, f"{self.body.name}.batch"))
 
     def pruned(self, eqn: Eqn, live: Sequence[bool]) -> Eqn:
         """Drops results that nobody reads, and arguments that they alone needed."""
@@ -179,11 +179,11 @@ class Checkpoint(Primitive):
         avals = [a.aval for a in eqn.args]
         return self.policy(eqn.prim, *avals, **eqn.prim.parameters())
 
-    def applied(self, fn: Flat, values: Sequence[Value], name: str) -> Sequence[Value]:
+    def staged(self, fn: Flat, values: Sequence[Value], name: str) -> Sequence[Value]:
         """The results of ``fn``, of flat values, as a checkpoint like this one."""
-        staged = stage(fn, [aval_of(v) for v in values], name)
-        (program,) = staged.programs
-        given = [*staged.captured, *values]
+        made = stage(fn, [aval_of(v) for v in values], name)
+        (program,) = made.programs
+        given = [*made.captured, *values]
         # What only passes through stays what it is: its cotangents add up where it is used.
         direct: dict[Atom, Value] = dict(zip(program.params, given, strict=True))
         direct.update({r: r.value for r in program.results if isinstance(r, Literal)})
@@ -199,7 +199,7 @@ _EMPTY = Program((), (), ())
 
 def checkpointed(fn: Flat, values: Sequence[Value], policy: Policy, name: str) -> Sequence[Value]:
     """``fn``, of flat values to flat values, as a checkpoint; its results on ``values``."""
-    return Checkpoint(_EMPTY, policy).applied(fn, values, name)
+    return Checkpoint(_EMPTY, policy).staged(fn, values, name)
 
 
 @final
