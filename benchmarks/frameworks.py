@@ -204,8 +204,9 @@ class ArrayHost(Host):
             if self._reads_blocks:
                 quant = importlib.import_module("vkjit.quant")
                 packed = quant.from_bytes(leaf.raw(), leaf.kind, leaf.shape)
-                return self._root.tree.map(to_device, packed)
-            return place(leaf.numbers())
+                return quant.QuantizedArray(self._root.device_put(packed.blocks))
+            numbers = place(leaf.first.numbers())
+            return stacked(self.ns.np, numbers, leaf.layers)
 
         return tuple(
             tree_map(partial(placed, place=in_dtype if number in case.low else to_device), tree)
@@ -266,8 +267,10 @@ class TorchOn:
 
     def from_numpy(self, array: np.ndarray | Packed) -> Any:
         """A tensor on the device, of numbers; on the CPU it shares the array's memory."""
-        numbers = array.numbers() if isinstance(array, Packed) else array
-        return self._torch.from_numpy(numbers).to(self._device)
+        if not isinstance(array, Packed):
+            return self._torch.from_numpy(array).to(self._device)
+        numbers = self._torch.from_numpy(array.first.numbers()).to(self._device)
+        return stacked(self._torch, numbers, array.layers)
 
 
 @final
@@ -315,6 +318,13 @@ class TorchHost(Host):
 
     def _job(self, program: Callable[[], Any]) -> TorchJob:
         return TorchJob(program, self._torch.cuda.synchronize if self._is_gpu else _done)
+
+
+def stacked(library: Any, matrix: Any, layers: int) -> Any:
+    """What `Packed` says of its layers, on the device; the matrix itself where there are none."""
+    if not layers:
+        return matrix
+    return library.stack([library.roll(matrix, n, 0) for n in range(layers)])
 
 
 def _done() -> None:

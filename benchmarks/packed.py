@@ -46,6 +46,11 @@ class Packed:
         stack = (self.layers,) if self.layers else ()
         return (*stack, rows, blocks * _SIZES[self.kind])
 
+    @property
+    def first(self) -> Packed:
+        """The matrix, or the first of the stack."""
+        return Packed(self.kind, self.blocks)
+
     def raw(self) -> np.ndarray:
         """The blocks."""
         return self._stacked(self.blocks)
