@@ -25,6 +25,7 @@ from vkjit.errors import ConfigError
 from vkjit_models.common.chat import ControlPolicy
 from vkjit_models.common.conversation import SplitBy
 from vkjit_models.common.fit import TooLong
+from vkjit_models.common.gguf import WeightFormat
 from vkjit_models.common.jsonl import Layout
 from vkjit_models.common.source_chat import CATEGORIES as SOURCE_CATEGORIES
 from vkjit_models.common.source_chat import Category as SourceCategory
@@ -42,6 +43,10 @@ class ModelSection(_Section):
 
     path: str = "smollm2"
     """A GGUF file, or "smollm2" for SmolLM2-135M-Instruct, fetched on first use."""
+    weights: WeightFormat = "packed"
+    """How weights are held: "packed" in the file's blocks, else all matrices in one float type."""
+    activations: Literal["float32", "bfloat16"] = "float32"
+    """Type of the states between layers and of the factors of products."""
 
 
 @final
