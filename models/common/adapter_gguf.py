@@ -100,7 +100,7 @@ def save_gguf_adapter(
             writer.add_uint32("general.base_model.count", 1)
         for module in ordered:
             a, b = (np.asarray(tensors[peft_name(module, which)]) for which in ("A", "B"))
-            name = f"{_gguf_name(module)}.weight"
+            name = f"{gguf_name(module)}.weight"
             writer.add_tensor(f"{name}.lora_a", np.ascontiguousarray(a, np.float32))
             stored = np.float32(factors.get(module, 1.0)) * b
             writer.add_tensor(f"{name}.lora_b", _rows_to_gguf(module, stored, hyper))
@@ -193,7 +193,7 @@ def _rows_from_gguf(
     return unpermute_rows(b, heads)
 
 
-def _gguf_name(module: str) -> str:
+def gguf_name(module: str) -> str:
     """``model.layers.3.mlp.up_proj`` as ``blk.3.ffn_up``."""
     block, kind = _split(module)
     if kind not in _TO_GGUF:

@@ -47,7 +47,7 @@ def replacing(path: Path) -> Generator[Path]:
     _sync(path.parent)
 
 
-def write_all(handle: BinaryIO, data: bytes) -> None:
+def write_all(handle: BinaryIO, data: bytes | memoryview) -> None:
     """Write ``data`` to ``handle`` in chunks of one MiB."""
     view = memoryview(data)
     for start in range(0, len(view), _CHUNK):
