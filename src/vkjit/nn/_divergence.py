@@ -143,7 +143,7 @@ def divergence(kind: Kind, sums: Sums) -> Any:
     """The divergence once all columns are summed.
 
     Its rounding error is relative to how far the distributions lie apart, not to how large the
-    logits are: equal distributions give exactly 0.
+    logits are.
     """
     apart = jnp.log(sums.adapted_total / sums.base_total)
     return _mean_shift(kind, sums) - (apart if _leads(kind) else -apart)
