@@ -18,7 +18,7 @@ from vkjit.lowering.cpu.gemm import contract, normalised
 from vkjit.lowering.kernel import interpret
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Fma, Value
-from vkjit.lowering.kernel.types import BF16, F16, F32, F64, I32, BinOp, ScalarType
+from vkjit.lowering.kernel.types import BF16, F16, F32, F64, I16, I32, BinOp, ScalarType
 from vkjit.lowering.kernel.views import View, dense
 from vkjit.lowering.kernel.walk import all_nodes
 from vkjit.lowering.legalize import legalize
@@ -41,6 +41,7 @@ DTYPES = {
     BF16: ml_dtypes.bfloat16,
     F32: np.float32,
     F64: np.float64,
+    I16: np.int16,
     I32: np.int32,
 }
 TARGETS = {

@@ -12,7 +12,8 @@ import math
 from dataclasses import replace
 
 from vkjit.lowering.cpu import gemm_schedule as schedules
-from vkjit.lowering.cpu.gemm_pack import Packed, operand, pack_kernel
+from vkjit.lowering.cpu.gemm_operand import operand
+from vkjit.lowering.cpu.gemm_pack import Packed, pack_kernel
 from vkjit.lowering.cpu.gemm_task import Task
 from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import ContractSchedule
@@ -49,7 +50,7 @@ def contract(
     kernels: list[Lowered] = []
     packed: dict[str, Packed] = {}
     for name in dict.fromkeys([*_packed_apart(group, schedule), *fixed]):
-        side = operand(group, schedule, name)
+        side = operand(group, schedule, name, schedules.vector_lanes(group, context.target))
         lowered, packed[name] = pack_kernel(group, side, context)
         kernels.append(lowered)
     return [*kernels, Task(group, schedule, context, packed).lowered()]
@@ -63,9 +64,13 @@ def normalised(group: ContractGroup) -> ContractGroup:
 def _prefers_m(group: ContractGroup) -> bool:
     """Whether vectors should run along m.
 
-    So they should where the first store is contiguous along m and not along n, and where n is so
-    small that writing columns costs little, while lhs can be read along m as it lies.
+    So they should for blocks of lhs, unless rhs has blocks, too: those of rhs are decoded once for
+    many rows. Of numbers they should where the first store is contiguous along m and not along n,
+    and where n is so small that writing columns costs little, while lhs can be read along m as it
+    lies.
     """
+    if group.rhs.blocks or group.lhs.blocks:
+        return group.rhs.blocks is None
     strides = group.stores[0].view.strides
     along_n = group.n > 1 and strides[-1] == 1
     if group.m > 1 and not along_n and strides[-2] == 1:
@@ -77,22 +82,29 @@ def _prefers_m(group: ContractGroup) -> bool:
 def _constant_operands(
     group: ContractGroup, schedule: ContractSchedule, context: TemplateContext
 ) -> list[str]:
-    """Operands worth packing because it is done once and for all: constants of a whole sum."""
+    """Operands worth packing because it is done once and for all: constants of a whole sum.
+
+    Blocks stay as they are: packed, they would take the memory of the numbers.
+    """
     if schedule.block_k or schedules.is_dot(group, schedule):
         return []
-    arrays = {"lhs": group.lhs.array, "rhs": group.rhs.array}
-    return [name for name, array in arrays.items() if array in context.constants]
+    steps = {"lhs": group.lhs, "rhs": group.rhs}
+    return [
+        name
+        for name, step in steps.items()
+        if step.array in context.constants and step.blocks is None
+    ]
 
 
 def _packed_apart(group: ContractGroup, schedule: ContractSchedule) -> list[str]:
     """The operands that a kernel of their own packs, because several tasks read them.
 
     A very large operand is packed by each task, block by block: copying it whole would cost more
-    than the time that sharing saves.
+    than the time that sharing saves. Blocks are unpacked by each task, panel by panel.
     """
     shared = {
         "lhs": schedule.pack_lhs and 0 < schedule.block_n < group.n,
-        "rhs": schedule.pack_rhs and 0 < schedule.block_m < group.m,
+        "rhs": schedule.pack_rhs and not group.rhs.blocks and 0 < schedule.block_m < group.m,
     }
     elements = {"lhs": group.m * group.k, "rhs": group.k * group.n}
     return [

@@ -12,19 +12,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from vkjit.errors import InternalError
+from vkjit.lowering.cpu.gemm_unpack import (
+    BlockRows,
+    Numbers,
+    numbers_at,
+    numbers_from,
+    widened,
+)
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.types import (
     BinOp,
     CmpOp,
-    ConvertOp,
     Memory,
     ScalarType,
     VecType,
     scalar_of,
-    with_elem,
 )
+from vkjit.lowering.plan.groups import LoadStep
+
+_CHAINS = 4
+"""Sums under way that hide the latency of an addition."""
 
 
 @final
@@ -68,7 +76,7 @@ class Strip:
     """One operand of a tile in memory: index ``i`` across the tile, ``k`` along the sum.
 
     Its element stands at ``base + i * across + k * along``. ``masks`` guard the vectors of a strip
-    that is narrower than the tile.
+    that is narrower than the tile. With ``step`` it lies in blocks, those of rhs along the tile.
     """
 
     memory: Memory
@@ -76,22 +84,20 @@ class Strip:
     across: int
     along: int
     masks: tuple[Value | None, ...] = ()
+    step: LoadStep | None = None
 
     def load(self, b: Builder, elem: ScalarType, k: Value, i: int, lanes: int = 1) -> Value:
         """``lanes`` consecutive elements from index ``i`` at ``k``, as ``elem``."""
         start = b.add(self.base, b.scaled(k, self.along))
-        mask = self.masks[i // lanes] if self.masks else None
-        return widened(b, b.load(self.memory, b.offset(start, i * self.across), lanes, mask), elem)
-
-
-def widened(b: Builder, x: Value, elem: ScalarType) -> Value:
-    """A loaded value as ``elem``: floats are converted, other types must match."""
-    have = scalar_of(x.type)
-    if have is elem:
-        return x
-    if have.kind != "float" or elem.kind != "float":
-        raise InternalError(f"gemm: operand of type {have} summed in {elem}, expected one type")
-    return b.convert(ConvertOp.FLOAT, x, with_elem(x.type, elem))
+        at = b.offset(start, i * self.across)
+        if self.step is None:
+            mask = self.masks[i // lanes] if self.masks else None
+            loaded = b.load(self.memory, at, lanes, mask)
+        elif lanes == 1:
+            loaded = numbers_at(b, self.memory, self.step, at)
+        else:
+            loaded = numbers_from(b, self.memory, self.step, at, lanes)
+        return widened(b, loaded, elem)
 
 
 def multiply_add(b: Builder, x: Value, y: Value, total: Value) -> Value:
@@ -128,6 +134,39 @@ def outer(
     if whole < depth:
         totals = _summed(b, (b.index(whole), b.index(depth)), 1, totals, step)
     return totals
+
+
+def outer_blocks(
+    b: Builder,
+    tile: Tile,
+    operands: tuple[Strip, BlockRows],
+    steps: tuple[Value, Value],
+    start: Sequence[Value],
+) -> tuple[Value, ...]:
+    """The outer form for one vector of rows of rhs, whose blocks lie along the sum.
+
+    ``steps`` are the first one and their count. Few rows of lhs sum in several chains, so that no
+    addition waits for the one before.
+    """
+    lhs, rhs = operands
+    chains = -(-_CHAINS // tile.rows)
+
+    def add(numbers: Numbers, totals: Sequence[Value]) -> Sequence[Value]:
+        sums = [[total, *tile.zeros(b, chains - 1)] for total in totals]
+        for at, (k, number) in enumerate(numbers):
+            for i, chain in enumerate(sums):
+                left = b.splat(lhs.load(b, tile.elem, k, i), tile.lanes)
+                chain[at % chains] = multiply_add(b, left, number, chain[at % chains])
+        return [_added(b, chain) for chain in sums]
+
+    return rhs.swept(steps, tile.elem, start, add)
+
+
+def _added(b: Builder, values: Sequence[Value]) -> Value:
+    total = values[0]
+    for value in values[1:]:
+        total = b.add(total, value)
+    return total
 
 
 def _summed(

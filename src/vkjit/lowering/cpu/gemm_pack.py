@@ -12,41 +12,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from vkjit.lowering.cpu.gemm_micro import prefix, widened
+from vkjit.lowering.cpu.gemm_blocks import transpose
+from vkjit.lowering.cpu.gemm_micro import prefix
+from vkjit.lowering.cpu.gemm_operand import Layout, Operand, Panel, Source, dot_product
+from vkjit.lowering.cpu.gemm_schedule import vector_lanes
+from vkjit.lowering.cpu.gemm_unpack import (
+    BlockRows,
+    Numbers,
+    numbers_at,
+    numbers_from,
+    widened,
+)
 from vkjit.lowering.cpu.tasks import share, task_count
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.types import Access, BinOp, Memory, ScalarType
+from vkjit.lowering.kernel.types import Access, BinOp, Memory
 from vkjit.lowering.kernel.views import dense_strides
-from vkjit.lowering.plan.groups import ContractGroup, LoadStep
-from vkjit.lowering.plan.schedule import ContractSchedule
+from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.space import coordinates
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An operand as a matrix in memory: ``size`` x ``depth`` from ``base``, strides in elements."""
-
-    memory: Memory
-    base: Value
-    size: int
-    depth: int
-    across: int
-    along: int
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """Where a panel goes: ``width`` x ``count`` values of ``elem`` from ``base`` on."""
-
-    memory: Memory
-    base: Value
-    width: int
-    elem: ScalarType
-    lanes: int
 
 
 def pack(
@@ -54,9 +38,16 @@ def pack(
 ) -> None:
     """Copies indices from ``first`` on, for ``steps[1]`` steps of the sum from ``steps[0]`` on.
 
-    A count of steps that is not the whole depth must be at least one vector.
+    A count of steps that is not the whole depth must be at least one vector, and whole blocks where
+    those lie along the sum.
     """
-    if source.along == 1 and source.across != 1 and panel.lanes > 1:
+    if source.layout is Layout.ALONG:
+        _unpacked(b, source, panel, first, steps)
+    elif source.layout is Layout.ACROSS:
+        _unpacked_runs(b, source, panel, first, steps)
+    elif source.layout is Layout.SCATTERED:
+        _picked(b, source, panel, first, steps)
+    elif source.along == 1 and source.across != 1 and panel.lanes > 1:
         _transposed(b, source, panel, first, steps)
     else:
         _copied(b, source, panel, first, steps)
@@ -125,63 +116,82 @@ def _row(b: Builder, source: Source, panel: Panel, index: Value) -> Value:
     return b.add(source.base, b.scaled(index, source.across))
 
 
-def transpose(b: Builder, rows: list[Value]) -> list[Value]:
-    """The columns of a square block of vectors; the number of lanes is a power of two.
+def _unpacked(
+    b: Builder, source: Source, panel: Panel, first: Value, steps: tuple[Value, Value | int]
+) -> None:
+    """Blocks along the sum: vectors across the rows, block by block."""
+    start, count = steps
+    lanes = panel.lanes
+    with b.loop(b.index(0), b.index(panel.width), b.index(lanes), hint="i") as group:
+        write = None
+        if panel.width % lanes:
+            write = prefix(b, b.sub(b.index(panel.width), group.index), lanes)
+        ragged = source.size % panel.width != 0 or write is not None
+        rows = BlockRows(b, source, b.add(first, group.index), lanes, ragged=ragged)
+        target = b.add(panel.base, group.index)
 
-    Eklundh's method: for each bit of the lane number, pairs of vectors swap the lanes where they
-    differ in that bit.
+        def kept(
+            numbers: Numbers, _none: Sequence[Value], write: Value | None = write
+        ) -> Sequence[Value]:
+            for k, number in numbers:
+                b.store(panel.memory, b.add(target, b.scaled(k, panel.width)), number, write)
+            return ()
+
+        rows.swept((start, _value(b, count)), panel.elem, (), kept)
+
+
+def _unpacked_runs(
+    b: Builder, source: Source, panel: Panel, first: Value, steps: tuple[Value, Value | int]
+) -> None:
+    """Blocks along the outer axis: runs of a row, one k after the other.
+
+    A run beyond the end reads the last one again.
     """
-    lanes = len(rows)
-    block = list(rows)
-    bit = 1
-    while bit < lanes:
-        low = [lanes + (at ^ bit) if at & bit else at for at in range(lanes)]
-        high = [lanes + at if at & bit else at ^ bit for at in range(lanes)]
-        for i in range(lanes):
-            if not i & bit:
-                x, y = block[i], block[i | bit]
-                block[i], block[i | bit] = b.shuffle(x, y, low), b.shuffle(x, y, high)
-        bit *= 2
-    return block
+    start, count = steps
+    lanes = panel.lanes
+    parts: list[tuple[int, Value, Value | None]] = []
+    for at in range(0, panel.width, lanes):
+        index = b.offset(first, at)
+        if source.size % panel.width:
+            index = b.binary(BinOp.MIN_S, index, b.index(source.size - lanes))
+        write = None
+        if at + lanes > panel.width:
+            write = prefix(b, b.index(panel.width - at), lanes)
+        parts.append((at, index, write))
+    with b.loop(b.index(0), _value(b, count), hint="k") as loop:
+        moved = b.add(source.base, b.scaled(b.add(start, loop.index), source.along))
+        target = b.add(panel.base, b.scaled(loop.index, panel.width))
+        for at, index, write in parts:
+            number = numbers_from(b, source.memory, source.step, b.add(moved, index), lanes)
+            b.store(panel.memory, b.offset(target, at), widened(b, number, panel.elem), write)
+
+
+def _picked(
+    b: Builder, source: Source, panel: Panel, first: Value, steps: tuple[Value, Value | int]
+) -> None:
+    """Numbers of blocks one by one; the last index of the operand stands for those beyond it."""
+    start, count = steps
+    lanes = panel.lanes
+    parts: list[tuple[int, Value, Value | None]] = []
+    for at in range(0, panel.width, lanes):
+        index = b.offset(first, at)
+        if lanes > 1:
+            index = b.add(b.splat(index, lanes), b.iota(lanes))
+        index = b.binary(BinOp.MIN_S, index, b.const(index.type, source.size - 1))
+        write = None
+        if at + lanes > panel.width:
+            write = prefix(b, b.index(panel.width - at), lanes)
+        parts.append((at, b.scaled(index, source.across), write))
+    with b.loop(b.index(0), _value(b, count), hint="k") as loop:
+        moved = b.add(source.base, b.scaled(b.add(start, loop.index), source.along))
+        target = b.add(panel.base, b.scaled(loop.index, panel.width))
+        for at, where, write in parts:
+            number = numbers_at(b, source.memory, source.step, b.add(where, b.splat(moved, lanes)))
+            b.store(panel.memory, b.offset(target, at), widened(b, number, panel.elem), write)
 
 
 def _value(b: Builder, count: Value | int) -> Value:
     return b.index(count) if isinstance(count, int) else count
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """One side of a product: its memory, and the panels of ``width`` that divide its outer axis."""
-
-    name: str
-    step: LoadStep
-    size: int
-    depth: int
-    width: int
-    across: int
-    along: int
-
-    @property
-    def panels(self) -> int:
-        """Panels, the last of which may be ragged."""
-        return -(-self.size // self.width)
-
-    def source(self, b: Builder, buffers: Buffers, batch: Sequence[Value]) -> Source:
-        """The matrix of one batch item."""
-        view = self.step.view
-        base = _dot_product(b, batch, view.strides, view.offset)
-        memory = buffers.of(self.step.array)
-        return Source(memory, base, self.size, self.depth, self.across, self.along)
-
-
-def operand(group: ContractGroup, schedule: ContractSchedule, name: str) -> Operand:
-    """Side ``name`` of the product, "lhs" or "rhs"."""
-    if name == "lhs":
-        across, along = group.lhs.view.strides[-2:]
-        return Operand(name, group.lhs, group.m, group.k, schedule.tile_m, across, along)
-    along, across = group.rhs.view.strides[-2:]
-    return Operand(name, group.rhs, group.n, group.k, schedule.tile_n, across, along)
 
 
 @final
@@ -194,7 +204,7 @@ class Packed:
 
     def item(self, b: Builder, buffers: Buffers, batch: Sequence[Value]) -> tuple[Memory, Value]:
         """Memory and first element of the panels of one batch item."""
-        return buffers.of(self.array), _dot_product(b, batch, self.strides, 0)
+        return buffers.of(self.array), dot_product(b, batch, self.strides, 0)
 
 
 def pack_kernel(
@@ -209,7 +219,7 @@ def pack_kernel(
     b = Builder("pack", target.index_type)
     buffers = Buffers(b, context, {side.step.array: Access.READ, array: Access.WRITE})
     tasks = task_count(items, items * size, target)
-    lanes = max(1, target.vector_bytes // elem.bytes)
+    lanes = vector_lanes(group, target)
     with share(b, items, tasks) as item:
         *batch, number = coordinates(b, item, [*own, side.panels])
         source = side.source(b, buffers, batch)
@@ -219,10 +229,3 @@ def pack_kernel(
     dense = dense_strides([*own, side.panels * size])[:-1]
     strides = tuple(s if n > 1 else 0 for n, s in zip(own, dense, strict=True))
     return Lowered(kernel, buffers.arrays), Packed(array, strides)
-
-
-def _dot_product(b: Builder, indices: Sequence[Value], strides: Sequence[int], start: int) -> Value:
-    total: Value = b.index(start)
-    for index, stride in zip(indices, strides, strict=False):
-        total = b.add(total, b.scaled(index, stride))
-    return total

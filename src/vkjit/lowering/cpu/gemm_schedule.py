@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 from vkjit.errors import InternalError
+from vkjit.lowering.cpu.gemm_operand import Layout, rhs_layout
 from vkjit.lowering.plan.groups import ContractGroup
 from vkjit.lowering.plan.schedule import ContractSchedule
 from vkjit.lowering.target import Target
@@ -60,7 +61,7 @@ def vector_lanes(group: ContractGroup, target: Target) -> int:
 
 
 def reads_along_n(group: ContractGroup) -> bool:
-    """Whether rhs can be read in vectors along n where it lies."""
+    """Whether rhs, of numbers, can be read in vectors along n where it lies."""
     return group.n == 1 or group.rhs.view.strides[-1] == 1
 
 
@@ -72,11 +73,14 @@ def reads_along_k(group: ContractGroup) -> bool:
 def is_dot(group: ContractGroup, schedule: ContractSchedule) -> bool:
     """Whether the schedule means the dot form: nothing packed, vectors along k."""
     along_n = group.n > 1 and reads_along_n(group)
-    return not schedule.pack_rhs and reads_along_k(group) and not along_n
+    blocks = group.lhs.blocks or group.rhs.blocks
+    return not blocks and not schedule.pack_rhs and reads_along_k(group) and not along_n
 
 
 def default_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
-    """A good schedule for a group whose stores run along n."""
+    """A good schedule for a group whose stores run along n, and whose blocks are those of rhs."""
+    if group.rhs.blocks or group.lhs.blocks:
+        return _block_schedule(group, target)
     if reads_along_k(group) and group.m <= _DOT_ROWS and (group.n == 1 or not reads_along_n(group)):
         return _dot_schedule(group, target)
     lanes = vector_lanes(group, target)
@@ -97,6 +101,35 @@ def default_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
         block_n=block_n,
         block_k=block_k,
         pack_lhs=pack_lhs,
+        pack_rhs=pack_rhs,
+    )
+
+
+def _block_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
+    """A schedule for operands of blocks.
+
+    Rows of one tile are summed while blocks are decoded; for more of them a task decodes a panel
+    into scratch memory, where all its tiles read it. No other task needs it as long as rows are not
+    divided.
+    """
+    lanes, count = vector_lanes(group, target), registers(target)
+    layout = rhs_layout(group, lanes)
+    rows, vectors = _outer_tile(group, -(-group.n // lanes), count)
+    if layout is Layout.ALONG and group.m <= count // 2 - 2:
+        rows, vectors = group.m, 1
+    row_tiles, panels = -(-group.m // rows), -(-group.n // (vectors * lanes))
+    pack_rhs = layout is Layout.SCATTERED or row_tiles > 1
+    across = layout is Layout.ACROSS and not pack_rhs and panels > 1
+    block_k = _block_k(group.k, lanes, in_place=across) if across or pack_rhs else 0
+    block_m, block_n = _blocks(group, target, (rows, vectors * lanes))
+    return ContractSchedule(
+        tile_m=rows,
+        tile_n=vectors * lanes,
+        tile_k=_UNROLL,
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+        pack_lhs=group.lhs.blocks is None and _far_lhs(group, row_tiles, panels),
         pack_rhs=pack_rhs,
     )
 
@@ -217,6 +250,19 @@ def _dot_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
     return ContractSchedule(tile_m=group.m, tile_n=columns, block_n=block_n)
 
 
+def _readable(group: ContractGroup, schedule: ContractSchedule, lanes: int) -> bool:
+    """Whether the outer form can read rhs where it lies."""
+    match rhs_layout(group, lanes):
+        case Layout.PLAIN:
+            return reads_along_n(group)
+        case Layout.ALONG:
+            return schedule.tile_n == lanes
+        case Layout.ACROSS:
+            return schedule.tile_n <= group.n
+        case Layout.SCATTERED:
+            return False
+
+
 def validate(group: ContractGroup, schedule: ContractSchedule, target: Target) -> None:
     """Checks that the template can build ``schedule`` for ``group`` on ``target``.
 
@@ -226,6 +272,7 @@ def validate(group: ContractGroup, schedule: ContractSchedule, target: Target) -
     lanes = vector_lanes(group, target)
     dot = is_dot(group, schedule)
     vectors = schedule.tile_n if dot else schedule.tile_n // lanes
+    along = rhs_layout(group, lanes) is Layout.ALONG
     rules = {
         "tile_m, tile_n and tile_k must be at least 1": min(
             schedule.tile_m, schedule.tile_n, schedule.tile_k
@@ -237,7 +284,11 @@ def validate(group: ContractGroup, schedule: ContractSchedule, target: Target) -
         "tile_n must not exceed n in the dot form": not dot or schedule.tile_n <= group.n,
         "rhs must be packed: it lies neither along n nor, with lhs, along k": schedule.pack_rhs
         or dot
-        or reads_along_n(group),
+        or _readable(group, schedule, lanes),
+        "lhs of blocks is read where it lies": not (group.lhs.blocks and schedule.pack_lhs),
+        "blocks of k must be whole blocks of rhs": not along
+        or not group.rhs.blocks
+        or schedule.block_k % group.rhs.blocks.size == 0,
         "blocks must be whole tiles": schedule.block_m % schedule.tile_m == 0
         and schedule.block_n % schedule.tile_n == 0,
         "the dot form takes no blocks of k and no packing": not dot

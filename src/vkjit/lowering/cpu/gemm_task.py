@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import final
 
 from vkjit.lowering.cpu import gemm_schedule as schedules
-from vkjit.lowering.cpu.gemm_micro import Strip, Tile, dot, outer, prefix, widened
-from vkjit.lowering.cpu.gemm_pack import Operand, Packed, Panel, operand, pack
+from vkjit.lowering.cpu.gemm_micro import Strip, Tile, dot, outer, outer_blocks, prefix
+from vkjit.lowering.cpu.gemm_operand import Layout, Operand, Panel, operand
+from vkjit.lowering.cpu.gemm_pack import Packed, pack
+from vkjit.lowering.cpu.gemm_unpack import BlockRows, widened
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Const, Value
 from vkjit.lowering.kernel.types import I1, BinOp, CmpOp, Scratch, Space
@@ -65,8 +67,8 @@ class Task:
         self._b = Builder("gemm", context.target.index_type)
         read = {group.lhs.array, group.rhs.array} | {p.array for p in packed.values()}
         self._buffers = Buffers(self._b, context, access_of(group.body, group.stores, read))
-        self._lhs = operand(group, schedule, "lhs")
-        self._rhs = operand(group, schedule, "rhs")
+        self._lhs = operand(group, schedule, "lhs", lanes)
+        self._rhs = operand(group, schedule, "rhs", lanes)
         self._row_tiles = _per_task(schedule.block_m, self._lhs)
         self._panels = _per_task(schedule.block_n, self._rhs)
         self._depth = min(schedule.block_k or group.k, group.k)
@@ -260,10 +262,14 @@ class Task:
         if self._group.k == 0:
             scalar = b.const(tile.elem, 0.0 if tile.elem.kind == "float" else 0)
             return (scalar,) * tile.size if self._dot else totals
-        strips = (
-            self._strip(self._lhs, region, place, start),
-            self._strip(self._rhs, region, place, start),
-        )
+        lhs = self._strip(self._lhs, region, place, start)
+        if self._rhs.layout is Layout.ALONG and not self._is_packed(self._rhs):
+            source = self._rhs.source(b, self._buffers, region.batch)
+            ragged = self._rhs.size < tile.lanes
+            rows = BlockRows(b, source, place.computed[1], tile.lanes, ragged=ragged)
+            steps = start, b.index(count) if isinstance(count, int) else count
+            return outer_blocks(b, tile, (lhs, rows), steps, totals)
+        strips = lhs, self._strip(self._rhs, region, place, start)
         if self._dot:
             return dot(b, tile, strips, self._group.k)
         if self._blocked:
@@ -294,7 +300,8 @@ class Task:
         source = side.source(b, self._buffers, region.batch)
         at = b.scaled(place.computed[axis], side.across)
         base = b.add(source.base, b.add(at, b.scaled(start, side.along)))
-        return Strip(source.memory, base, side.across, side.along, self._masks(side))
+        step = side.step if side.step.blocks else None
+        return Strip(source.memory, base, side.across, side.along, self._masks(side), step)
 
     def _masks(self, side: Operand) -> tuple[Value | None, ...]:
         """Masks of the vectors of rhs where it is narrower than a tile."""

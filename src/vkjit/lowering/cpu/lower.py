@@ -21,7 +21,6 @@ from vkjit.lowering.plan.groups import (
     SortGroup,
 )
 from vkjit.lowering.templates.context import Lowered, TemplateContext
-from vkjit.lowering.templates.decoded import without_blocks
 
 
 def lower(group: Group, context: TemplateContext) -> list[Lowered]:
@@ -32,9 +31,7 @@ def lower(group: Group, context: TemplateContext) -> list[Lowered]:
         case LoopGroup():
             return rows(group, None, context)
         case ContractGroup():
-            loops, product = without_blocks(group, context)
-            decoded = [kernel for loop in loops for kernel in lower(loop, context)]
-            return [*decoded, *contract(product, None, context)]
+            return contract(group, None, context)
         case ScatterAddGroup():
             return scatter_add(group, context)
         case SetRowsGroup():
