@@ -100,9 +100,9 @@ def fit_documents(
     removed = (after == 0) | (long & (policy == "skip"))
     if removed.all():
         raise DataError(
-            f"data: none of {len(documents)} records keeps a label in a context of {context} "
-            f"tokens (the longest has {lengths.max()}), expected some; raise data.context, or use "
-            f"shorter records"
+            f"data: none of {len(documents)} records on one side of the split (the first is "
+            f"{names[0][0]!r}) keeps a label in a context of {context} tokens, the longest has "
+            f"{lengths.max()}; expected some; raise data.context, or use shorter records"
         )
     categories = np.array([category for _, category in names])
     losses: list[Loss] = []

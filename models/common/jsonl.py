@@ -91,12 +91,12 @@ def _read(path: Path, reader: _Reader, seen: dict[str, str]) -> list[Record]:
     for number, line in _lines(path):
         try:
             record = reader.record(line, path, number)
-            first = seen.setdefault(record.id, f"{path}:{number}")
-            if first != f"{path}:{number}":
+            if record.id in seen:
                 raise DataError(
-                    f"repeats the id {record.id!r} of {first}, expected unique ids; remove one of "
-                    f"the records or change its id"
+                    f"repeats the id {record.id!r} of {seen[record.id]}, expected unique ids; "
+                    f"remove one of the records or change its id"
                 )
+            seen[record.id] = f"{path}:{number}"
         except DataError as error:
             problems.append((number, str(error)))
         else:

@@ -102,18 +102,7 @@ def pack_best_fit(documents: Sequence[Document], window: int, pad_id: int) -> Pa
         DataError: as :func:`pack_sequential`.
     """
     lengths = _check(documents, window)
-    windows: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # sorted (free positions, window)
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        place = bisect_left(rooms, (lengths[index], -1))
-        if place == len(rooms):
-            room, target = window, len(windows)
-            windows.append([])
-        else:
-            room, target = rooms.pop(place)
-        windows[target].append(index)
-        insort(rooms, (room - lengths[index], target))
-    return _fill(documents, windows, window, pad_id)
+    return _fill(documents, _best_fit(lengths, window), window, pad_id)
 
 
 def pack_fullest(documents: Sequence[Document], window: int, pad_id: int) -> PackedWindows:
@@ -129,6 +118,27 @@ def pack_fullest(documents: Sequence[Document], window: int, pad_id: int) -> Pac
         DataError: as :func:`pack_sequential`.
     """
     lengths = _check(documents, window)
+    fullest, best_fit = _fullest(lengths, window), _best_fit(lengths, window)
+    plan = best_fit if len(best_fit) < len(fullest) else fullest
+    return _fill(documents, plan, window, pad_id)
+
+
+def _best_fit(lengths: Sequence[int], window: int) -> list[list[int]]:
+    windows: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []  # sorted (free positions, window)
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        place = bisect_left(rooms, (lengths[index], -1))
+        if place == len(rooms):
+            room, target = window, len(windows)
+            windows.append([])
+        else:
+            room, target = rooms.pop(place)
+        windows[target].append(index)
+        insort(rooms, (room - lengths[index], target))
+    return windows
+
+
+def _fullest(lengths: Sequence[int], window: int) -> list[list[int]]:
     queues: dict[int, list[int]] = {}  # indices by length, the earliest last
     for index in reversed(range(len(lengths))):
         queues.setdefault(lengths[index], []).append(index)
@@ -138,10 +148,10 @@ def pack_fullest(documents: Sequence[Document], window: int, pad_id: int) -> Pac
         longest = ascending[-1]
         chosen = [longest, *_fullest_sum(queues, ascending, window - longest)]
         windows.append([queues[length].pop() for length in chosen])
-        ascending = [length for length in ascending if queues[length]]
-    packed = _fill(documents, windows, window, pad_id)
-    other = pack_best_fit(documents, window, pad_id)
-    return other if len(other.input_ids) < len(packed.input_ids) else packed
+        for length in set(chosen):
+            if not queues[length]:
+                del ascending[bisect_left(ascending, length)]
+    return windows
 
 
 def _fullest_sum(

@@ -180,17 +180,9 @@ def load_data(
     train, held_out = gather(section, seed)
     names = tuple(sorted({one.category for one in (*train, *held_out)}))
     encoder = RecordEncoder(tokenizer, section.control_tokens)
-    documents = _documents([*train, *held_out], encoder, progress)
-    sides: list[tuple[WindowSet, Fit]] = []
-    for records, own in ((train, documents[: len(train)]), (held_out, documents[len(train) :])):
-        fit = fit_documents(
-            own, [(one.id, one.category) for one in records], section.context, section.too_long
-        )
-        windows = pack_fullest([own[i] for i in fit.kept], section.context, tokenizer.pad_id)
-        ids = tuple(records[i].id for i in fit.kept)
-        categories = tuple(records[i].category for i in fit.kept)
-        sides.append((WindowSet(windows, ids, categories, names, tokenizer.pad_id), fit))
-    (train_set, train_fit), (held_set, held_fit) = sides
+    documents, pad = _documents([*train, *held_out], encoder, progress), tokenizer.pad_id
+    train_set, train_fit = _windows(train, documents[: len(train)], names, section, pad)
+    held_set, held_fit = _windows(held_out, documents[len(train) :], names, section, pad)
     order = np.random.default_rng([seed, 1]).permutation(len(held_set))
     return TrainingData(
         train=train_set,
@@ -233,6 +225,22 @@ def _documents(
         encoded = encoder.encode(record)
         documents.append(Document(encoded.input_ids, encoded.labels))
     return documents
+
+
+def _windows(
+    records: Sequence[Record],
+    documents: Sequence[Document],
+    names: tuple[str, ...],
+    section: DataSection,
+    pad_id: int,
+) -> tuple[WindowSet, Fit]:
+    """One side of the split, packed, and what did not fit into its windows."""
+    identities = [(one.id, one.category) for one in records]
+    fit = fit_documents(documents, identities, section.context, section.too_long)
+    windows = pack_fullest([documents[i] for i in fit.kept], section.context, pad_id)
+    kept = [identities[i] for i in fit.kept]
+    ids, categories = (tuple(column) for column in zip(*kept, strict=True))
+    return WindowSet(windows, ids, categories, names, pad_id), fit
 
 
 def _sample(records: Sequence[Record]) -> Conversation:

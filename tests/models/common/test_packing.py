@@ -14,6 +14,8 @@ from safetensors.numpy import load_file
 
 from vkjit.errors import DataError
 from vkjit_models.common.chat import IGNORE
+from vkjit_models.common.encoding import RecordEncoder
+from vkjit_models.common.jsonl import read_records
 from vkjit_models.common.packing import (
     Document,
     PackedWindows,
@@ -21,6 +23,7 @@ from vkjit_models.common.packing import (
     pack_fullest,
     pack_sequential,
 )
+from vkjit_models.common.tokenizer import Tokenizer
 
 WINDOW, PAD = 16, 2
 LENGTHS = st.lists(st.integers(2, 24), min_size=1, max_size=40)
@@ -128,6 +131,19 @@ def test_no_choice_of_documents_fills_the_first_window_better(lengths: list[int]
     assert packed.used_tokens[0] == max(lengths) + best or len(packed.input_ids) == len(
         best_fit.input_ids
     )
+
+
+@pytest.mark.parametrize("context", [1280, 1536, 2048])
+def test_the_stored_records_fill_their_windows(
+    data: Path, tiny_tokenizer: Tokenizer, context: int
+) -> None:
+    records = read_records([data / "records" / "source.jsonl"])[0]
+    encoder = RecordEncoder(tiny_tokenizer)
+    encoded = [encoder.encode(one) for one in records]
+    packed = pack_fullest([Document(one.input_ids, one.labels) for one in encoded], context, PAD)
+    assert packed.utilisation >= 0.98
+    assert packed.truncated == 0
+    assert packed.used_tokens.sum() == sum(len(one.input_ids) for one in encoded)
 
 
 def test_several_documents_fill_what_no_single_one_does() -> None:
