@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from typing import final
 
 from vkjit.errors import InternalError
 from vkjit.lowering.gpu.gemm_coop_finish import Finish, Sums
 from vkjit.lowering.gpu.gemm_coop_schedule import Scheme, scheme_of
-from vkjit.lowering.gpu.gemm_coop_tiles import Tile
+from vkjit.lowering.gpu.gemm_coop_tiles import Fetch, Tile
 from vkjit.lowering.gpu.gemm_epilogue import buffers_of
 from vkjit.lowering.gpu.gemm_join import split_sum
 from vkjit.lowering.gpu.gemm_operand import is_packed
@@ -129,18 +130,19 @@ class _Workgroup:
     ) -> list[Value]:
         """The fragments of this subgroup after all steps."""
         b, depth, k = self.b, self.s.block_k, self.group.k
-        units = self.fetch(batch, first, b.index(0))
+        units = _arrived(self.fetch(batch, first, b.index(0)))
         if k <= depth:
             self.put(units)
             b.barrier()
-            return self.multiplied(sums)
+            return self.multiplied(sums, ())[0]
         count = len(sums)
         with b.loop(b.index(0), b.index(k), b.index(depth), [*sums, *units], hint="k") as loop:
             b.barrier()
             self.put(loop.carried[count:])
             b.barrier()
-            units = self.ahead(batch, first, loop.index, loop.carried[count:])
-            loop.yields(*self.multiplied(list(loop.carried[:count])), *units)
+            coming = self.ahead(batch, first, loop.index, loop.carried[count:])
+            after, units = self.multiplied(loop.carried[:count], coming)
+            loop.yields(*after, *units)
         return list(loop.results[:count])
 
     def ahead(
@@ -149,30 +151,26 @@ class _Workgroup:
         first: tuple[Value, Value],
         step: Value,
         units: Sequence[Value],
-    ) -> tuple[Value, ...]:
+    ) -> list[Fetch]:
         """Units of the tiles after those from ``step`` on; after the last ones, any.
 
-        Decoding stands in line with the multiplications, which hide it: a branch would not let it.
+        No branch is around the reads of blocks, so that their decoding may stand elsewhere.
         """
         b = self.b
         following = b.offset(step, self.s.block_k)
         if is_packed(self.group):
             last = (self.group.k - 1) // self.s.block_k * self.s.block_k
-            following = b.binary(BinOp.MIN_U, following, b.index(last))
-            return tuple(self.fetch(batch, first, following))
+            return self.fetch(batch, first, b.binary(BinOp.MIN_U, following, b.index(last)))
         more = b.compare(CmpOp.LT, following, b.index(self.group.k))
         branch = b.branch(more, [unit.type for unit in units])
         with branch.then() as region:
-            region.yields = tuple(self.fetch(batch, first, following))
+            region.yields = tuple(_arrived(self.fetch(batch, first, following)))
         with branch.otherwise() as region:
             region.yields = tuple(units)
-        return branch.results
+        return [partial(list[Value], branch.results)]
 
-    def fetch(self, batch: Sequence[Value], first: tuple[Value, Value], step: Value) -> list[Value]:
-        """Units of both tiles from ``step`` on, to registers.
-
-        Only tiles at an edge ask of every unit whether it is there; with blocks all tiles do.
-        """
+    def fetch(self, batch: Sequence[Value], first: tuple[Value, Value], step: Value) -> list[Fetch]:
+        """Units of both tiles from ``step`` on, to registers."""
         lhs, rhs = (self.lhs, (first[0], step)), (self.rhs, (first[1], step))
         if is_packed(self.group):
             return self.fetched([lhs], batch) + self.fetched([rhs], batch)
@@ -180,15 +178,18 @@ class _Workgroup:
 
     def fetched(
         self, tiles: Sequence[tuple[Tile, tuple[Value, Value]]], batch: Sequence[Value]
-    ) -> list[Value]:
-        """Units of ``tiles`` at their places."""
+    ) -> list[Fetch]:
+        """Units of ``tiles`` at their places.
+
+        Only tiles at an edge ask of every unit whether it is there; those of blocks always do.
+        """
         b = self.b
 
-        def fetched(*, guarded: bool) -> list[Value]:
+        def fetched(*, guarded: bool) -> list[Fetch]:
             return [
-                unit
+                units
                 for tile, place in tiles
-                for unit in tile.fetch(self.buffers, batch, place, guarded=guarded)
+                for units in tile.fetch(self.buffers, batch, place, guarded=guarded)
             ]
 
         inside = [c for tile, place in tiles for c in tile.is_inside(*place)]
@@ -199,10 +200,10 @@ class _Workgroup:
             whole = b.binary(BinOp.AND, whole, other)
         branch = b.branch(whole, [type_ for tile, _ in tiles for type_ in tile.types])
         with branch.then() as region:
-            region.yields = tuple(fetched(guarded=False))
+            region.yields = tuple(_arrived(fetched(guarded=False)))
         with branch.otherwise() as region:
-            region.yields = tuple(fetched(guarded=True))
-        return list(branch.results)
+            region.yields = tuple(_arrived(fetched(guarded=True)))
+        return [partial(list[Value], branch.results)]
 
     def put(self, units: Sequence[Value]) -> None:
         """Fetched units to shared memory."""
@@ -210,22 +211,36 @@ class _Workgroup:
         self.lhs.put(units[:count])
         self.rhs.put(units[count:])
 
-    def multiplied(self, sums: list[Value]) -> list[Value]:
-        """``sums`` after the products of both tiles: of all pairs of parts but the smallest."""
+    def multiplied(
+        self, sums: Sequence[Value], coming: Sequence[Fetch]
+    ) -> tuple[list[Value], list[Value]]:
+        """``sums`` after the products of both tiles, and the units that came meanwhile.
+
+        What has to be done about these stands between the steps, evenly.
+        """
+        steps = range(0, self.s.block_k, self.s.fragment_k)
+        out, units = list(sums), list[Value]()
+        for number, step in enumerate(steps, 1):
+            self.add_products(out, step)
+            until = len(coming) * number // len(steps)
+            units += _arrived(coming[len(coming) * (number - 1) // len(steps) : until])
+        return out, units
+
+    def add_products(self, sums: list[Value], step: int) -> None:
+        """One step of fragments: of all pairs of parts but the smallest."""
         b, parts = self.b, range(self.scheme.parts)
         rows, columns = self.places
         each = len(rows) * len(columns)
-        out = list(sums)
-        for step in range(0, self.s.block_k, self.s.fragment_k):
-            left = [
-                [self.lhs.fragment(part, at, step, self.types[0]) for at in rows] for part in parts
-            ]
-            for j, at in enumerate(columns):
-                right = [self.rhs.fragment(part, at, step, self.types[1]) for part in parts]
-                for p, q in product(parts, parts):
-                    if p + q > 1:
-                        continue
-                    for i in range(len(rows)):
-                        place = (p + q) * each + i * len(columns) + j
-                        out[place] = b.mat_mul_add(left[p][i], right[q], out[place])
-        return out
+        left = [[self.lhs.fragment(part, at, step, self.types[0]) for at in rows] for part in parts]
+        for j, at in enumerate(columns):
+            right = [self.rhs.fragment(part, at, step, self.types[1]) for part in parts]
+            for p, q in product(parts, parts):
+                if p + q > 1:
+                    continue
+                for i in range(len(rows)):
+                    place = (p + q) * each + i * len(columns) + j
+                    sums[place] = b.mat_mul_add(left[p][i], right[q], sums[place])
+
+
+def _arrived(coming: Sequence[Fetch]) -> list[Value]:
+    return [unit for units in coming for unit in units()]

@@ -12,8 +12,9 @@ multiplications: an invocation takes neighbouring units, which share a scale.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 from vkjit.lowering.gpu.gemm_coop_schedule import (
@@ -23,7 +24,7 @@ from vkjit.lowering.gpu.gemm_coop_schedule import (
     along_sum,
     pitch,
 )
-from vkjit.lowering.gpu.gemm_operand import LONGEST, decoded_run, read_at
+from vkjit.lowering.gpu.gemm_operand import LONGEST, begin_run, read_at
 from vkjit.lowering.gpu.gemm_split import decoded_in_words, parts_in_words, words_of
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import MatLayout, Value
@@ -43,6 +44,8 @@ from vkjit.lowering.templates.space import coordinates
 
 _LANES = 4
 
+Fetch = Callable[[], list[Value]]
+"""Units of one run on their way: the call gives them, in registers."""
 _Bounds = tuple[tuple[Value, int | None], tuple[Value, int | None]]
 """Row and column of a unit, each with the end that it must be below, if any."""
 
@@ -174,7 +177,7 @@ class Tile:
         place: tuple[Value, Value],
         *,
         guarded: bool,
-    ) -> list[Value]:
+    ) -> list[Fetch]:
         """This invocation's units of the tile at a ``place`` along m (or n) and along the sum.
 
         Beyond the edges there are zeros, if ``guarded``.
@@ -186,18 +189,19 @@ class Tile:
         begin = place if self.summed else (place[1], place[0])
         ends = self._ends(guarded=guarded)
         between, along = self._strides()
-        found: list[Value] = []
+        found: list[Fetch] = []
         row = column = base = start
         for unit in self.units:
             if unit.ahead == 0:
                 row, column = b.add(begin[0], unit.row), b.add(begin[1], unit.column)
                 base = b.add(b.add(start, b.scaled(row, between)), b.scaled(column, along))
             where = b.offset(base, unit.ahead * between)
-            read = self._gathered
-            if self.is_whole:
-                read = self._decoded if self.is_packed else self._whole
             bounds = ((b.offset(row, unit.ahead), ends[0]), (column, ends[1]))
-            found += read(buffers, where, bounds)
+            if self.is_whole and self.is_packed:
+                found.append(self._decoded(buffers, where, bounds))
+                continue
+            read = self._whole if self.is_whole else self._gathered
+            found.append(partial(list[Value], read(buffers, where, bounds)))
         return found
 
     def _ends(self, *, guarded: bool) -> tuple[int | None, int | None]:
@@ -237,18 +241,23 @@ class Tile:
             return values
         return [b.select(inside, value, _zeros(b, value)) for value in values]
 
-    def _decoded(self, buffers: Buffers, where: Value, bounds: _Bounds) -> list[Value]:
+    def _decoded(self, buffers: Buffers, where: Value, bounds: _Bounds) -> Fetch:
         """One run of units out of blocks."""
         b, inside = self.b, self._inside(bounds)
         if inside is not None:
             where = b.select(inside, where, b.index(0))
-        values = decoded_run(b, buffers, self.operand, where, self.run * UNIT)
-        if self.in_words:
-            pairs = zip(values[::2], values[1::2], strict=True)
-            values = [decoded_in_words(b, pair, self.scheme) for pair in pairs]
-        if inside is None:
-            return values
-        return [b.select(inside, value, _zeros(b, value)) for value in values]
+        decode = begin_run(b, buffers, self.operand, where, self.run * UNIT)
+
+        def finish() -> list[Value]:
+            values = decode()
+            if self.in_words:
+                pairs = zip(values[::2], values[1::2], strict=True)
+                values = [decoded_in_words(b, pair, self.scheme) for pair in pairs]
+            if inside is None:
+                return values
+            return [b.select(inside, value, _zeros(b, value)) for value in values]
+
+        return finish
 
     def _gathered(self, buffers: Buffers, where: Value, bounds: _Bounds) -> list[Value]:
         """One unit element by element, through any strides."""

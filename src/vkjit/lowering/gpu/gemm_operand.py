@@ -6,9 +6,11 @@ float32, and rounds them to the operand's type.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vkjit.errors import InternalError
 from vkjit.lowering.gpu.gemm_epilogue import widened
-from vkjit.lowering.gpu.short_vectors import LANES, in_short_vectors
+from vkjit.lowering.gpu.short_vectors import begun
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.decode import decode, decode_at
 from vkjit.lowering.kernel.nodes import Value
@@ -31,9 +33,9 @@ def nbytes_of(operand: LoadStep) -> float:
     return operand.type.bytes if blocks is None else blocks.nbytes / blocks.size
 
 
-def decoded_run(
+def begin_run(
     b: Builder, buffers: Buffers, operand: LoadStep, start: Value, lanes: int
-) -> list[Value]:
+) -> Callable[[], list[Value]]:
     """``lanes`` consecutive numbers out of blocks, in vectors of four float32, or a single one.
 
     Args:
@@ -42,25 +44,26 @@ def decoded_run(
         operand: lies in blocks.
         start: index of a number, a multiple of ``lanes``.
         lanes: 1, 4, 8 or ``LONGEST``.
+
+    Returns:
+        what decodes them: memory is read here, but the arithmetic stands where that is called.
     """
     memory, blocks = buffers.of(operand.array), operand.blocks
     if blocks is None:
         raise InternalError(f"gemm: array {operand.array} holds numbers, expected blocks")
-    if lanes <= LANES:
-        return [decode(b, memory, blocks, start, lanes)]
-    return in_short_vectors(b, lambda wide: decode(wide, memory, blocks, start, lanes))
+    return begun(b, lambda wide: decode(wide, memory, blocks, start, lanes))
 
 
 def read_run(
     b: Builder, buffers: Buffers, operand: LoadStep, start: Value, lanes: int
 ) -> list[Value]:
-    """As ``decoded_run``, in the operand's type."""
-    found = decoded_run(b, buffers, operand, start, lanes)
+    """As ``begin_run``, decoded here, in the operand's type."""
+    found = begin_run(b, buffers, operand, start, lanes)()
     return [widened(b, value, operand.type) for value in found]
 
 
 def read(b: Builder, buffers: Buffers, operand: LoadStep, start: Value, lanes: int) -> Value:
-    """A number of the operand's type, or ``LANES`` of them, from number ``start``.
+    """A number of the operand's type, or a vector of four, from number ``start``.
 
     In blocks ``start`` is a multiple of ``lanes``.
     """

@@ -5,7 +5,7 @@ Numbers out of quantized blocks are decoded a run at a time, so that the run sha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -27,6 +27,7 @@ from vkjit.lowering.kernel.nodes import (
     Value,
 )
 from vkjit.lowering.kernel.types import Type, VecType, lanes_of, scalar_of
+from vkjit.lowering.kernel.walk import operands
 
 LANES = 4
 """Lanes of the longest vector of SPIR-V without special capabilities."""
@@ -38,15 +39,37 @@ def in_short_vectors(b: Builder, made: Callable[[Builder], Value]) -> list[Value
     Raises:
         InternalError: ``made`` builds something else than reads and arithmetic lane by lane.
     """
+    return begun(b, made)()
+
+
+def begun(b: Builder, made: Callable[[Builder], Value]) -> Callable[[], list[Value]]:
+    """As ``in_short_vectors`` in two parts: reads stand here, all else where the result is called.
+
+    What stands between them hides the time that memory takes.
+    """
     aside = Builder("aside", b.kernel.index_type)
     wide = made(aside)
     known: dict[Value, list[Value]] = {}
-    for node in aside.finish((1, 1, 1)).body.nodes:
+    nodes = aside.finish((1, 1, 1)).body.nodes
+    early: set[object] = set()
+    for node in reversed(nodes):
+        if isinstance(node, Load) or node in early:
+            early.update((node, *operands(node)))
+    _emit(b, known, [node for node in nodes if node in early])
+
+    def finish() -> list[Value]:
+        _emit(b, known, [node for node in nodes if node not in early])
+        return known[wide]
+
+    return finish
+
+
+def _emit(b: Builder, known: dict[Value, list[Value]], nodes: Iterable[Node]) -> None:
+    for node in nodes:
         if not isinstance(node, Value):
             raise InternalError(f"short vectors: {type(node).__name__}, expected an expression")
         count = max(1, lanes_of(node.type) // LANES)
         known[node] = [_Piece(b, known, place, count).of(node) for place in range(count)]
-    return known[wide]
 
 
 @final
