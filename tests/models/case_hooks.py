@@ -13,6 +13,7 @@ import numpy as np
 import vkjit as vj
 import vkjit.numpy as jnp
 from vkjit import nn, optim
+from vkjit_models.common import tokenizer
 from vkjit_models.common.packing import Document, pack_sequential
 from vkjit_models.llama.lora import LoraSpec
 from vkjit_models.llama.model import LoraPair, low_rank, project, shifted_targets, token_losses
@@ -58,6 +59,11 @@ def pack(lengths: Any, total: int) -> dict[str, np.ndarray]:
         "positions": packed.position_ids[0],
         "targets": packed.labels[0] >= 0,
     }
+
+
+def encode_rendered(text: str, encode: Any, bos_text: str, bos_id: int) -> Any:
+    del bos_id
+    return tokenizer.encode_rendered(text, encode, bos_text)
 
 
 def attention(vj: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
