@@ -104,7 +104,8 @@ class WindowSet:
         nor the seed nor the packing, and a record that joins the data set displaces one at most.
         """
         documents = self.documents()
-        by_hash = {_hash_of(one): i for i, one in reversed(list(enumerate(documents)))}
+        order = sorted(range(len(documents)), key=lambda i: self.records[i], reverse=True)
+        by_hash = {_hash_of(documents[i]): i for i in order}  # of equal ones, the least id
         chosen = [by_hash[key] for key in sorted(by_hash)[:count]]
         windows = pack_fullest(
             [documents[i] for i in chosen], self.windows.labels.shape[1], self.pad_id
