@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import vkjit as vj
 import vkjit.numpy as jnp
-from vkjit_models.common.gguf import read_llama
+from vkjit_models.common.gguf import WeightFormat, llama_hyper, llama_weights, open_gguf
 from vkjit_models.llama.lora import from_peft, to_peft
 from vkjit_models.llama.model import (
     Batch,
@@ -25,6 +25,7 @@ from vkjit_models.llama.model import (
     rotate,
     token_losses,
 )
+from vkjit_models.lora_sft.base import upload
 
 GGUF = Path(__file__).resolve().parents[2] / "data" / "gguf" / "tiny_llama.gguf"
 Load = Callable[[str], dict[str, np.ndarray]]
@@ -77,12 +78,19 @@ def test_rotation_at_near_and_far_positions(load: Load) -> None:
     np.testing.assert_allclose(grad, data["out.grad.x"].swapaxes(1, 2), rtol=0, atol=1e-6)
 
 
-def test_a_quantised_untied_model(load: Load, shared: Path) -> None:
+@pytest.mark.usefixtures("on")
+@pytest.mark.parametrize("weights", ["packed", "float32"])
+def test_a_quantised_untied_model(
+    weights: WeightFormat, device: str, load: Load, shared: Path
+) -> None:
     """golden/gguf/tiny_llama: fifteen tensor types, the head not tied."""
+    if device == "reference":
+        pytest.skip("minutes in the interpreter, which runs one layer in test_interpreted.py")
     want = load("gguf/tiny_llama_expected")
     facts = json.loads((shared / "golden" / "gguf" / "expected.json").read_text())["llama"]
-    hyper, weights = read_llama(GGUF)
-    params = {name: jnp.asarray(value) for name, value in weights.items()}
+    file = open_gguf(GGUF)
+    hyper = llama_hyper(file)
+    params, _ = upload(llama_weights(file, hyper, weights))
     adapters = from_peft(hyper, load("gguf/tiny_llama_adapter"))
     ids, labels = want["input_ids"], want["labels"]
     positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
