@@ -86,3 +86,9 @@ def test_one_file_may_be_given_without_a_list(settings: dict[str, Any]) -> None:
     config = parse_config({**settings, "data": {"jsonl": "a", "validation": "b"}})
     assert (config.data.jsonl, config.data.validation) == ((Path("a"),), (Path("b"),))
     assert parse_config(config.resolved()) == config
+
+
+def test_the_documentation_names_every_key() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    section = text.partition("## Keys of `[data]`")[2]
+    assert [name for name in DataSection.model_fields if f"`{name}`" not in section] == []
