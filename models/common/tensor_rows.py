@@ -16,13 +16,10 @@ _FLOATS: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16),
 }  # fmt: skip
 
-ENCODED_TYPES: tuple[str, ...] = (*_FLOATS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+ENCODED_TYPES: tuple[str, ...] = (*_FLOATS, *blocks.BLOCK_TYPES)
 """Types that `encode_rows` writes."""
 
-_NEAREST = {
-    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_NL": "Q4_1", "IQ4_XS": "Q4_0",
-    "Q4_K": "Q4_1", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
-}  # fmt: skip
+_NEAREST = {"Q2_K": "Q4_K", "Q3_K": "Q4_K", "IQ4_NL": "Q4_1", "IQ4_XS": "Q4_K"}
 
 
 def row_bytes(kind: str, columns: int) -> int:

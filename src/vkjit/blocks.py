@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkjit.errors import DTypeError, ShapeError
+from vkjit.k_quants import encode_q4_k, encode_q5_k, encode_q6_k
 
 DType = np.dtype[Any]
 
@@ -123,21 +124,15 @@ def encode(block_type: BlockType, numbers: NDArray[Any]) -> NDArray[Any]:
     """Blocks that hold ``numbers``, byte for byte those of ggml's reference quantisers.
 
     Args:
-        block_type: Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0.
+        block_type: of the blocks.
         numbers: of shape ``(..., n)``, n a multiple of the block's size; read as float32.
 
     Returns:
         blocks of shape ``(..., n // size)``.
 
     Raises:
-        DTypeError: the type has no encoder here.
         ShapeError: rows are not whole blocks.
     """
-    encoder = _ENCODERS.get(block_type.name)
-    if encoder is None:
-        raise DTypeError(
-            f"blocks.encode: {block_type} has no encoder; expected one of {', '.join(_ENCODERS)}"
-        )
     shape = numbers.shape
     if not shape or shape[-1] % block_type.size:
         raise ShapeError(
@@ -147,7 +142,7 @@ def encode(block_type: BlockType, numbers: NDArray[Any]) -> NDArray[Any]:
     blocks = np.zeros((*shape[:-1], shape[-1] // block_type.size), block_type.dtype)
     rows = np.asarray(numbers, np.float32).reshape((*blocks.shape, block_type.size))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        encoder(rows, blocks)
+        _ENCODERS[block_type.name](rows, blocks)
     return blocks
 
 
@@ -286,4 +281,7 @@ _ENCODERS: dict[str, Callable[[NDArray[np.float32], NDArray[Any]], None]] = {
     "Q5_0": _encode_q5_0,
     "Q5_1": _encode_q5_1,
     "Q8_0": _encode_q8_0,
+    "Q4_K": encode_q4_k,
+    "Q5_K": encode_q5_k,
+    "Q6_K": encode_q6_k,
 }
