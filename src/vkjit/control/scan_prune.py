@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -105,7 +105,8 @@ def lifted(form: Form, *, narrowed: bool) -> Lifted | None:
     if not before:
         return None
     # What was needed only to compute the others is not loaded either: it is a view, or cheap.
-    gone = {e for e in before if _worthwhile(e, narrowed=narrowed)}
+    packed = _packed(before)
+    gone = {e for e in before if _worthwhile(e, packed, narrowed=narrowed)}
     rest = tuple(e for e in body.eqns if e not in gone)
     read = {a for e in rest for a in e.args} | set(body.results)
     extra = tuple(v for e in before if e in gone for v in e.outs if v in read)
@@ -128,18 +129,35 @@ def _before(body: Program, constants: Sequence[Var], *, narrowed: bool) -> list[
             fixed.append(eqn)
     wanted: set[Var] = set()
     chosen: list[Eqn] = []
+    packed = _packed(fixed)
     for eqn in reversed(fixed):
-        if not wanted.isdisjoint(eqn.outs) or _worthwhile(eqn, narrowed=narrowed):
+        if not wanted.isdisjoint(eqn.outs) or _worthwhile(eqn, packed, narrowed=narrowed):
             wanted.update([a for a in eqn.args if isinstance(a, Var)])
             chosen.append(eqn)
     return chosen[::-1]
 
 
-def _worthwhile(eqn: Eqn, *, narrowed: bool) -> bool:
-    """Whether to load the result of a fixed equation in each turn rather than compute it."""
+def _packed(eqns: Sequence[Eqn]) -> dict[Var, int]:
+    """Bytes of the blocks in which the numbers of a variable lie."""
+    found: dict[Var, int] = {}
+    for eqn in eqns:
+        first = next((a for a in eqn.args if isinstance(a, Var)), None)
+        if first is None or eqn.prim.traits.kind is not Kind.VIEW:
+            continue
+        nbytes = found.get(first) if first.aval.block is None else first.aval.nbytes
+        if nbytes is not None and eqn.outs[0].aval.block is None:
+            found[eqn.outs[0]] = nbytes
+    return found
+
+
+def _worthwhile(eqn: Eqn, packed: Mapping[Var, int], *, narrowed: bool) -> bool:
+    """Whether to load the result of a fixed equation in each turn rather than compute it.
+
+    Numbers in blocks count as the bytes of the blocks: they are not stored to be loaded.
+    """
     traits = eqn.prim.traits
     operands = [a.aval for a in eqn.args if isinstance(a, Var)]
-    read = sum(a.nbytes for a in operands)
+    read = sum(packed.get(a, a.aval.nbytes) for a in eqn.args if isinstance(a, Var))
     if traits.kind is not Kind.POINTWISE:
         return traits.remat is Remat.COSTLY and read > 0
     (out,) = eqn.outs

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, final
 import numpy as np
 
 from vkjit import dtypes
-from vkjit.errors import ArgumentError
+from vkjit.errors import ArgumentError, DTypeError
 from vkjit.ir.primitive import Value
 from vkjit.numpy._core import (
     ArrayLike,
@@ -292,6 +292,11 @@ def fill_of(dtype: dtypes.DType) -> np.generic[Any]:
         return dtype.type(np.nan)
     if dtype == dtypes.bool_:
         return np.True_
+    if dtypes.short(dtype) not in dtypes.BY_SHORT:
+        raise DTypeError(
+            f"take: operand of {dtypes.short(dtype)}, which has no value for places outside; pass "
+            'mode="clip", or take from the result of quant.dequantize(x)'
+        )
     info = np.iinfo(dtype)
     return dtype.type(info.min if dtypes.is_signed(dtype) else info.max)
 

@@ -20,7 +20,7 @@ from vkjit.lowering.kernel.types import I1, I8, BinOp, CmpOp, ConvertOp, scalar_
 from vkjit.lowering.kernel.views import View
 from vkjit.lowering.plan.groups import IOTA, BodyStep, LoadStep, LoopGroup, StoreStep
 from vkjit.lowering.plan.schedule import LoopSchedule
-from vkjit.lowering.templates.body import Point, access_of, evaluate, from_memory, store
+from vkjit.lowering.templates.body import Point, access_of, evaluate, from_memory, load, store
 from vkjit.lowering.templates.context import Buffers, Lowered, TemplateContext
 from vkjit.lowering.templates.cost import body_costs
 from vkjit.lowering.templates.space import coordinates
@@ -163,11 +163,13 @@ class _Tiles:
         """Values of a turned load for each row of the tile, along the columns."""
         b = self.b
         assert isinstance(step, LoadStep)
+        points = [
+            self.point(at, row, b.offset(column, j), self.turn.across) for j in range(self.lanes)
+        ]
+        if step.blocks is not None:
+            return transpose(b, [load(point, self.buffers, step) for point in points])
         buffer = self.buffers.of(step.array)
-        lines: list[Value] = []
-        for j in range(self.lanes):
-            point = self.point(at, row, b.offset(column, j), self.turn.across)
-            lines.append(b.load(buffer, point.base(step.view), self.lanes))
+        lines = [b.load(buffer, point.base(step.view), self.lanes) for point in points]
         return [from_memory(b, line, step.type) for line in transpose(b, lines)]
 
     def stored(

@@ -62,7 +62,7 @@ from vkjit.lowering.plan.finish import finished
 from vkjit.lowering.plan.groups import IOTA, Partition, Work
 from vkjit.lowering.plan.lines import Inside, inverse, scan, scattered, sort
 from vkjit.lowering.plan.nested import control
-from vkjit.lowering.plan.quantized import numbers, of_units
+from vkjit.lowering.plan.quantized import decoded, of_units
 from vkjit.lowering.plan.workspace import Workspace
 
 _MAX_WEIGHT = 40
@@ -139,7 +139,7 @@ class _Partitioner:
             case ViewSpec():
                 self.view(operands[0], spec, made)
             case DecodeSpec():
-                made.placed = self.decoded(operands[0], spec)
+                made.placed = decoded(self.space, operands[0], spec)
             case PlaceSpec():
                 made.placed = self.place(operands, spec, made)
             case ReduceSpec():
@@ -266,18 +266,6 @@ class _Partitioner:
         if seen is None:
             raise InternalError("view: the operation cannot read even a dense array")
         return Placed(array, seen, ready)
-
-    def decoded(self, x: Bound, spec: DecodeSpec) -> Placed:
-        """The numbers in the blocks of ``x``, which stay packed: readers decode them."""
-        place = self.space.placed(x)
-        seen = numbers(place.view, spec)
-        if seen is None:  # blocks that do not follow each other are copied, as blocks
-            array = self.space.new_array(x.type, math.prod(x.shape))
-            ready = self.space.store(Bound(x.type, x.shape, placed=place), array, dense(x.shape))
-            place = Placed(array, dense(x.shape), ready)
-            seen = numbers(place.view, spec)
-            assert seen is not None
-        return Placed(place.array, seen, place.ready, spec.blocks)
 
     def view_deferred(self, x: Bound, spec: ViewSpec, made: Bound) -> bool:
         """The view of a deferred value as the value of viewed operands, where that can be said."""

@@ -7,12 +7,15 @@ numbers of an array are another view of the same memory, with the blocks beside 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
 from vkjit.blocks import BlockType
 from vkjit.lowering.kernel.specs import DecodeSpec, KernelSpec, PlaceSpec, ViewSpec
-from vkjit.lowering.kernel.views import View
+from vkjit.lowering.kernel.views import View, dense
+from vkjit.lowering.plan.bindings import Bound, Placed
+from vkjit.lowering.plan.workspace import Workspace
 
 
 def of_units(spec: KernelSpec, block: BlockType) -> KernelSpec:
@@ -48,12 +51,24 @@ def _with_units(view: View, units: int) -> View:
     return View((*view.shape, units), (*strides, 1), view.offset * units)
 
 
-def numbers(view: View, spec: DecodeSpec) -> View | None:
+def decoded(space: Workspace, x: Bound, spec: DecodeSpec) -> Placed:
+    """The numbers in the blocks of ``x``, which stay packed: readers decode them."""
+    place, block = space.placed(x), spec.blocks
+    seen = _numbers(place.view, block)
+    if seen is None:  # blocks that do not follow each other are copied, as blocks
+        array = space.new_array(x.type, math.prod(x.shape))
+        ready = space.store(Bound(x.type, x.shape, placed=place), array, dense(x.shape))
+        place = Placed(array, dense(x.shape), ready)
+        seen = _numbers(place.view, block)
+        assert seen is not None
+    return Placed(place.array, seen, place.ready, block)
+
+
+def _numbers(view: View, block: BlockType) -> View | None:
     """The numbers of the blocks whose units are at ``view``; None where no strides reach them.
 
     The blocks of a row must follow each other, and begin at a whole block of the array.
     """
-    block = spec.blocks
     units = block.nbytes // block.unit
     *outer, count, _ = view.shape
     *strides, along, within = view.strides
