@@ -1,9 +1,10 @@
-"""The command line: ``vkjit train``, ``dataset``, ``sample``, ``tune``, ``info`` and ``doctor``."""
+"""The command line; ``vkjit --help`` lists the commands."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +17,20 @@ from vkjit.errors import ArgumentError, VkjitError
 
 USER_FAULT = 2
 """Exit code of a wrong call, config or file."""
+DIVERGED = 3
+"""Exit code of a training run that gave itself up."""
+ALARM = 4
+"""Exit code of a training run whose numbers cannot be true."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
+
+
+class AdapterFormat(StrEnum):
+    """Formats that `export` writes."""
+
+    peft = "peft"
+    gguf = "gguf"
+
 
 app = typer.Typer(
     name="vkjit",
@@ -79,11 +92,26 @@ def train(  # noqa: PLR0913  the flags of the command
 
         dry_run(load_config(config, steps=steps), Console(), records)
         return
+    from vkjit_models.lora_sft.alarms import AlarmError  # noqa: PLC0415  slow import
     from vkjit_models.lora_sft.train import train as run  # noqa: PLC0415  slow import
 
-    result = run(load_config(config, steps=steps), resume=resume, overwrite=overwrite)
+    try:
+        result = run(load_config(config, steps=steps), resume=resume, overwrite=overwrite)
+    except AlarmError as error:
+        raise typer.Exit(ALARM) from error  # the run has printed it
+    if result.stop is not None:
+        raise typer.Exit(DIVERGED)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+@_clear_errors
+def report(folder: Annotated[Path, typer.Argument(help="Folder of a training run.")]) -> None:
+    """Write report.html of a training run anew, from the files in its folder."""
+    from vkjit_models.lora_sft.page import write_report  # noqa: PLC0415  slow import
+
+    Console(soft_wrap=True).print(str(write_report(folder)), markup=False, highlight=False)
 
 
 @app.command()
@@ -133,6 +161,44 @@ def sample(
     from vkjit_models.lora_sft.sample import greedy_reply  # noqa: PLC0415  slow import
 
     Console().print(greedy_reply(prompt, model, adapter, tokens), markup=False, highlight=False)
+
+
+@app.command()
+@_clear_errors
+def merge(  # noqa: PLR0913  the options of the command
+    base: Annotated[str, typer.Argument(help='GGUF file, or "smollm2".')],
+    adapter: Annotated[Path, typer.Argument(help="Folder in PEFT's layout, or a GGUF file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new GGUF file.")],
+    kind: Annotated[
+        str, typer.Option("--type", help='Type of merged tensors, or "keep" for their own.')
+    ] = "f16",
+    text: Annotated[
+        Path | None, typer.Option(help="Text to compare on; a built-in one by default.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Compare with the adapter apart.")
+    ] = True,
+) -> None:
+    """Merge an adapter into its base model and say what that cost."""
+    from vkjit_models.lora_sft.merge_command import merge as run  # noqa: PLC0415  slow import
+
+    run(Console(), base, adapter, output, kind, text=text, check=check)
+
+
+@app.command()
+@_clear_errors
+def export(
+    adapter: Annotated[Path, typer.Argument(help="Folder in PEFT's layout, or a GGUF file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder (peft) or file (gguf).")],
+    kind: Annotated[AdapterFormat, typer.Option("--format", help="The format to write.")],
+    model: Annotated[
+        str | None, typer.Option(help="Base model, where the adapter does not name it.")
+    ] = None,
+) -> None:
+    """Write an adapter in another format."""
+    from vkjit_models.lora_sft.merge_command import export as run  # noqa: PLC0415  slow import
+
+    run(Console(), adapter, output, kind.value, model)
 
 
 @app.command()

@@ -21,7 +21,7 @@ from vkjit.errors import ArgumentError
 from vkjit_models.common.gguf import LlamaHyper
 from vkjit_models.llama.config import linear_shapes, module_shapes
 from vkjit_models.llama.model import Batch, LlamaSpec, LoraPair
-from vkjit_models.lora_sft.step import Totals, accumulate
+from vkjit_models.lora_sft.step import StepSpec, Totals, accumulate
 
 Job = tuple[Callable[..., Any] | str, tuple[Any, ...]]
 """A function and stand-ins for its arguments, or the text of a program and none."""
@@ -96,13 +96,13 @@ def lora_step(name: str, tokens: int, rank: int = 16) -> Job:
         module: LoraPair(f32(rank, columns), f32(rows, rank))
         for module, (rows, columns) in linear_shapes(few).items()
     }
-    totals = Totals(adapters, f32(), f32(), f32())
+    totals = Totals(adapters, *(f32() for _ in Totals._fields[1:]))
     window = vj.ShapeDtypeStruct((1, tokens), "int32")
     batch = Batch(window, window, window, window)
 
     def step(params: Any, adapters: Any, totals: Any, batch: Any) -> Totals:
-        spec = LlamaSpec(few, lora_scale=2.0)
-        return accumulate(spec, params, 0, adapters, totals, batch, None)[0]
+        spec = StepSpec(LlamaSpec(few, lora_scale=2.0))
+        return accumulate(spec, params, adapters, totals, batch, None)[0]
 
     return step, (params, adapters, totals, batch)
 

@@ -100,6 +100,11 @@ class StepLog:
         self._file = path.open("a", encoding="utf-8", newline="")
         self._json = JsonLines(path.with_suffix(".jsonl"), resume_step=resume_step)
 
+    @property
+    def last(self) -> int:
+        """Step of the last row; -1 without rows."""
+        return self._last
+
     def append(self, *rows: Mapping[str, Value]) -> None:
         """Write rows to both files and wait until the disk has them.
 

@@ -6,14 +6,17 @@ micro-batches: sums of losses and gradients are added up and divided once, by th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, assert_never, final
 
 import vkjit as vj
 import vkjit.numpy as jnp
 from vkjit import optim, random, tree
-from vkjit_models.llama.model import Adapters, Batch, LlamaSpec, Params, target_losses
+from vkjit_models.llama.lora import decays
+from vkjit_models.llama.loss import LossSpec, objective
+from vkjit_models.llama.model import Adapters, Batch, LlamaSpec, LoraPair, Params
 
 from .config import OptimizerSection, RunConfig
 
@@ -30,6 +33,7 @@ class TrainState(NamedTuple):
         step: Steps done, int32 scalar.
         loss_scale: Factor on the loss that gradients are computed with, f32 scalar.
         finite_steps: Steps in a row whose gradient was finite, since the scale changed; int32.
+        initial: The adapters before the first step where the loss pulls back to them, else None.
     """
 
     adapters: Any
@@ -37,22 +41,29 @@ class TrainState(NamedTuple):
     step: Any
     loss_scale: Any
     finite_steps: Any
+    initial: Any = None
 
 
 class Totals(NamedTuple):
     """Sums over the micro-batches of a step.
 
     Args:
-        gradients: Of the summed loss, times ``scale``; a pytree like the adapters.
+        gradients: Of the summed objective, times ``scale``; a pytree like the adapters.
         loss: Sum of the targets' cross-entropies, f32.
         count: Number of targets, f32.
         scale: The loss scale of the step, f32.
+        objective: Sum of what is minimised, f32.
+        divergence: Sum of the targets' divergences from the base model; NaN without that term.
+        pullback: Half the squared distance from the initial adapters; NaN without that term.
     """
 
     gradients: Any
     loss: Any
     count: Any
     scale: Any
+    objective: Any
+    divergence: Any
+    pullback: Any
 
 
 class Metrics(NamedTuple):
@@ -60,6 +71,11 @@ class Metrics(NamedTuple):
 
     Args:
         loss: Mean cross-entropy of the step's targets, before the update.
+        objective: Mean of what is minimised: `loss` (smoothed, with z-loss, as configured) plus
+            the weighted divergence and pull-back.
+        divergence: Mean divergence from the base model, without its weight; NaN without the term.
+        pullback: Half the squared distance from the initial adapters, without its weight; NaN
+            without the term.
         targets: Number of targets.
         learning_rate: The rate of this step.
         gradient_norm: Norm over all adapter gradients, unscaled, before clipping.
@@ -71,6 +87,9 @@ class Metrics(NamedTuple):
     """
 
     loss: Any
+    objective: Any
+    divergence: Any
+    pullback: Any
     targets: Any
     learning_rate: Any
     gradient_norm: Any
@@ -79,6 +98,22 @@ class Metrics(NamedTuple):
     skipped: Any
     adapter_norm: Any
     update_ratio: Any
+
+
+@final
+@dataclass(frozen=True)
+class StepSpec:
+    """What is constant when the sum of a micro-batch is traced.
+
+    Args:
+        model: Sizes, scale and dropout.
+        loss: The terms of the loss.
+        seed: Of the dropout keys.
+    """
+
+    model: LlamaSpec
+    loss: LossSpec = field(default_factory=LossSpec)
+    seed: int = 0
 
 
 @final
@@ -103,9 +138,10 @@ class StepFunctions:
 
     Args:
         zero: ``(adapters, loss_scale) -> Totals`` of nothing.
-        accumulate: ``(adapters, totals, batch, place) -> (totals, losses)``; ``place`` is the int32
-            pair (step, micro-batch) that the dropout key is made of. Donates ``totals``. ``losses``
-            are the cross-entropies of the targets in ``batch.rows``, f32 [K], 0 for a fill row.
+        accumulate: ``(adapters, totals, batch, place, initial) -> (totals, losses)``; ``place`` is
+            the int32 pair (step, micro-batch) that the dropout key is made of. Donates ``totals``.
+            ``losses`` are the cross-entropies of the targets in ``batch.rows``, f32 [K], 0 for a
+            fill row.
         update: ``(state, totals) -> (state, Metrics)``. Donates ``state``.
     """
 
@@ -117,8 +153,8 @@ class StepFunctions:
 def compile_step(spec: LlamaSpec, params: Params, config: RunConfig) -> StepFunctions:
     """The step of a run, compiled at its first call; ``params`` are constants of it."""
     schedule, section = make_schedule(config), config.optimizer
-    optimizer = make_optimizer(section, schedule)
-    summed = partial(accumulate, spec, params, config.train.seed)
+    optimizer = make_optimizer(section, schedule, spec.lora_frozen)
+    summed = partial(accumulate, StepSpec(spec, config.loss.spec, config.train.seed), params)
     rule = UpdateSpec(section.clip_norm, section.loss_scale_growth)
     return StepFunctions(
         zero=vj.jit(zero_totals),
@@ -127,10 +163,14 @@ def compile_step(spec: LlamaSpec, params: Params, config: RunConfig) -> StepFunc
     )
 
 
-def initial_state(config: RunConfig, adapters: Adapters) -> TrainState:
+def initial_state(spec: LlamaSpec, config: RunConfig, adapters: Adapters) -> TrainState:
     """The state before the first step."""
-    optimizer = make_optimizer(config.optimizer, make_schedule(config))
-    return start(optimizer, adapters, config.optimizer.loss_scale)
+    optimizer = make_optimizer(config.optimizer, make_schedule(config), spec.lora_frozen)
+    state = start(optimizer, adapters, config.optimizer.loss_scale)
+    if not config.loss.pullback_weight:
+        return state
+    # Copies: an update that takes the state over must not be handed one array twice.
+    return state._replace(initial=tree.map(_copy, adapters))
 
 
 def start(
@@ -144,36 +184,41 @@ def start(
 
 def zero_totals(adapters: Adapters, loss_scale: Any) -> Totals:
     """Sums over no micro-batch."""
-    zero = jnp.zeros((), jnp.float32)
-    return Totals(tree.map(jnp.zeros_like, adapters), zero, zero, loss_scale)
+    zeros = [jnp.zeros((), jnp.float32) for _ in range(5)]
+    loss, count, *others = zeros
+    return Totals(tree.map(jnp.zeros_like, adapters), loss, count, loss_scale, *others)
 
 
-def accumulate(  # noqa: PLR0913  three constants, then the arguments of the compiled function
-    spec: LlamaSpec,
+def accumulate(  # noqa: PLR0913  two constants, then the arguments of the compiled function
+    spec: StepSpec,
     params: Params,
-    seed: int,
     adapters: Adapters,
     totals: Totals,
     batch: Batch,
     place: Any,
+    initial: Adapters | None = None,
 ) -> tuple[Totals, Any]:
     """Adds one micro-batch to the totals; returns them and the loss of each target."""
     key = None
-    if spec.lora_dropout:
-        key = random.fold_in(random.fold_in(random.PRNGKey(seed), place[0]), place[1])
+    if spec.model.lora_dropout:
+        key = random.fold_in(random.fold_in(random.PRNGKey(spec.seed), place[0]), place[1])
 
     def summed(adapters: Adapters) -> Any:
-        losses, targets = target_losses(spec, params, adapters, batch, key)
-        loss, count = jnp.sum(losses), jnp.sum((targets >= 0).astype(jnp.float32))
-        return loss * totals.scale, (loss, count, losses)
+        found = objective(spec.model, spec.loss, params, adapters, batch, key, initial)
+        return found.total * totals.scale, found
 
-    (_, (loss, count, losses)), gradients = vj.value_and_grad(summed, has_aux=True)(adapters)
+    (_, found), gradients = vj.value_and_grad(summed, has_aux=True)(adapters)
+    absent = jnp.full((), jnp.nan, jnp.float32)
+    divergence = absent if found.divergences is None else jnp.sum(found.divergences)
     return Totals(
-        tree.map(jnp.add, totals.gradients, gradients),
-        totals.loss + loss,
-        totals.count + count,
-        totals.scale,
-    ), losses
+        gradients=tree.map(jnp.add, totals.gradients, gradients),
+        loss=totals.loss + jnp.sum(found.losses),
+        count=totals.count + jnp.sum(found.counted.astype(jnp.float32)),
+        scale=totals.scale,
+        objective=totals.objective + found.total,
+        divergence=totals.divergence + divergence,
+        pullback=absent if found.pullback is None else found.pullback,
+    ), found.losses
 
 
 def unscale_and_clip(gradients: Any, divisor: Any, clip_norm: float) -> tuple[Any, Any, Any]:
@@ -218,6 +263,9 @@ def update(
     way = optim.global_norm(tree.map(jnp.subtract, adapters, state.adapters))
     metrics = Metrics(
         loss=totals.loss / count,
+        objective=totals.objective / count,
+        divergence=totals.divergence / count,
+        pullback=totals.pullback,
         targets=totals.count,
         learning_rate=schedule(state.step),
         gradient_norm=norm,
@@ -228,7 +276,8 @@ def update(
         update_ratio=way / jnp.maximum(size, 1e-30),
     )
     scale, steps = _next_scale(rule.scale_growth, state, finite)
-    return TrainState(adapters, moved, state.step + 1, scale, steps), metrics
+    after = TrainState(adapters, moved, state.step + 1, scale, steps, state.initial)
+    return after, metrics
 
 
 def _next_scale(growth: int, state: TrainState, finite: Any) -> tuple[Any, Any]:
@@ -258,28 +307,51 @@ def make_schedule(config: RunConfig) -> optim.Schedule:
 
 
 def make_optimizer(
-    section: OptimizerSection, schedule: optim.Schedule
+    section: OptimizerSection, schedule: optim.Schedule, frozen: Sequence[str] = ()
 ) -> optim.GradientTransformation:
-    """The update rule; clipping comes before it, in `unscale_and_clip`."""
+    """The update rule; clipping comes before it, in `unscale_and_clip`.
+
+    Args:
+        section: The rule and its settings.
+        schedule: The learning rate.
+        frozen: Modules whose adapters do not move, whatever decay says.
+    """
     given = {"b1": section.b1, "b2": section.b2}
     betas = {name: value for name, value in given.items() if value is not None}
     decay, toward = section.weight_decay, section.decay_toward
+    mask = decays if toward == "zero" else None
     match section.name:
         case "adamw":
-            return optim.adamw(
-                schedule, eps=section.eps, weight_decay=decay, toward=toward, **betas
+            rule = optim.adamw(
+                schedule, eps=section.eps, weight_decay=decay, mask=mask, toward=toward, **betas
             )
         case "lion":
-            return optim.lion(schedule, weight_decay=decay, toward=toward, **betas)
+            rule = optim.lion(schedule, weight_decay=decay, mask=mask, toward=toward, **betas)
         case "sgd":
-            decayed = optim.add_decayed_weights(decay, toward=toward)
-            return optim.chain(decayed, optim.sgd(schedule, section.b1 or 0.0))
+            decayed = optim.add_decayed_weights(decay, mask, toward=toward)
+            rule = optim.chain(decayed, optim.sgd(schedule, section.b1 or 0.0))
         case _:
             assert_never(section.name)
+    if not frozen:
+        return rule
+    return optim.chain(rule, optim.freeze(partial(_chosen, frozenset(frozen))))
+
+
+def _chosen(modules: frozenset[str], adapters: Adapters) -> dict[str, LoraPair]:
+    """A bool for each array of ``adapters``: whether its module is one of ``modules``."""
+    chosen: dict[str, LoraPair] = {}
+    for name, pair in adapters.items():
+        flags = (None if array is None else name in modules for array in pair)
+        chosen[name] = LoraPair(*flags)
+    return chosen
 
 
 def _divide(divisor: Any, leaf: Any) -> Any:
     return leaf / divisor
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf + jnp.zeros_like(leaf)
 
 
 def _times(factor: Any, leaf: Any) -> Any:

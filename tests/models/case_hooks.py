@@ -42,7 +42,8 @@ def combine_microbatches(parts: Any) -> tuple[float, np.ndarray]:
     """By one step of plain descent with rate 1 from 0, whose move is minus the gradient."""
     gradient = sum(jnp.asarray(np.float32(g)) for _, _, g in parts)
     loss, count = (jnp.asarray(np.float32(sum(p[i] for p in parts))) for i in (0, 1))
-    totals = Totals(gradient, loss, count, jnp.asarray(np.float32(1.0)))
+    one = jnp.asarray(np.float32(1.0))
+    totals = Totals(gradient, loss, count, one, *[one] * 3)
     optimizer, zero = optim.sgd(1.0), jnp.zeros_like(gradient)
     state, schedule = start(optimizer, zero), optim.schedules.constant(1.0)
     state, metrics = update(optimizer, schedule, UpdateSpec(), state, totals)
@@ -118,7 +119,7 @@ def guarded_adamw_step(  # noqa: PLR0913  the cases' signature
     step = partial(update, optimizer, optim.schedules.constant(lr), UpdateSpec())
     before = start(optimizer, jnp.asarray(param))._replace(optimizer=state)
     one = jnp.asarray(np.float32(1.0))
-    after, metrics = step(before, Totals(jnp.asarray(grad), one, one, one))
+    after, metrics = step(before, Totals(jnp.asarray(grad), *[one] * 6))
     return after.adapters, after.optimizer, bool(metrics.skipped)
 
 

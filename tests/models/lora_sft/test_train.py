@@ -17,8 +17,6 @@ from vkjit_models.common.adapter_io import load_adapter
 from vkjit_models.common.steplog import read_steplog
 from vkjit_models.lora_sft.config import RunConfig, parse_config
 from vkjit_models.lora_sft.data import training_rows
-from vkjit_models.lora_sft.evaluate import HeldOut
-from vkjit_models.lora_sft.report import warnings_of
 from vkjit_models.lora_sft.train import RunResult, train
 
 
@@ -50,7 +48,8 @@ def test_a_run_leaves_everything_that_it_promises(config: RunConfig) -> None:
     ):  # fmt: skip
         assert text in output
     assert result.costs is not None
-    assert 0.0 < result.costs.predicted_mib < result.costs.peak_mib
+    assert 0 < result.costs.predicted_bytes < result.costs.process_bytes
+    assert result.costs.device_bytes > 0
     steps = read_steplog(folder / "steps.csv")
     assert steps["step"] == [1, 2, 3, 4]
     assert steps["learning_rate"][0] == 0.0
@@ -134,7 +133,7 @@ def test_no_label_to_learn(settings: dict[str, Any], tmp_path: Path) -> None:
         for i in range(9)
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(DataError, match="labels are masked"):
+    with pytest.raises(DataError, match="nothing to learn"):
         run(changed(settings, data={"jsonl": str(path)}))
 
 
@@ -148,8 +147,13 @@ def test_an_empty_data_set(settings: dict[str, Any], tmp_path: Path) -> None:
 def test_a_run_whose_gradients_are_not_finite_is_given_up(settings: dict[str, Any]) -> None:
     """A scale of 5e37 makes the squares of the gradients overflow."""
     wild = changed(settings, lora={"alpha": 1e38}, train={"steps": 9})
-    with pytest.raises(DataError, match=r"NaN or infinite in the 5 steps up to 5.*lower it"):
-        run(wild)
+    result, output = run(wild)
+    assert result.stop is not None
+    assert (result.stop.kind, result.stop.step, result.step) == ("not finite", 5, 5)
+    assert "NaN or infinite in the 5 steps up to 5; lower" in output
+    assert not result.interrupted
+    assert arrays(wild.output.folder, 5)
+    assert read_steplog(wild.output.folder / "steps.csv")["skipped"] == [1.0] * 5
 
 
 @pytest.mark.parametrize("name", ["lion", "sgd"])
@@ -175,11 +179,3 @@ def test_every_epoch_visits_every_window_once() -> None:
     assert rows[:5] != rows[5:10]
     assert rows == [int(r) for step in range(10) for r in training_rows(5, 2, 7, step)]
     assert rows != [int(r) for step in range(10) for r in training_rows(5, 2, 8, step)]
-
-
-def test_warnings_tell_what_is_wrong() -> None:
-    off = HeldOut(2.0, 10, {})
-    assert "did not move" in warnings_of(1.0, 1.0, off, off)[0]
-    assert "flat" in warnings_of(1.0, 1.5, off, HeldOut(1.9999, 10, {}))[0]
-    assert "rose by 50.0%" in warnings_of(1.0, 1.5, off, HeldOut(3.0, 10, {}))[0]
-    assert warnings_of(1.0, 1.5, off, HeldOut(1.5, 10, {})) == []
