@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import vkjit as vj
 from vkjit_models.common.gguf import open_gguf
-from vkjit_models.common.packing import Document, pack_best_fit
+from vkjit_models.common.packing import Document, PackedWindows, pack_best_fit
 from vkjit_models.common.tokenizer import Tokenizer
+from vkjit_models.llama.model import target_losses
+from vkjit_models.lora_sft.base import load_base
 from vkjit_models.lora_sft.config import RunConfig
 from vkjit_models.lora_sft.data import TrainingData, WindowSet, load_data, training_rows
 
@@ -83,6 +88,42 @@ def test_the_probe_depends_on_the_contents_alone(
     for index, name in enumerate(first.records):
         tokens = first.windows.input_ids[first.windows.segment_ids == index]
         assert len(tokens) == lengths[int(name[1:])]
+
+
+def test_a_record_has_the_same_losses_in_any_company(loaded: TrainingData) -> None:
+    """Packed with others or alone in a window: attention and positions stay inside a record."""
+    base = load_base(str(GGUF), "float32")
+    losses = vj.jit(partial(target_losses, base.spec, base.params, {}))
+    packed = loaded.train
+    length = packed.windows.labels.shape[1]
+    alone = pack_apart(packed.documents(), length, packed.pad_id)
+    apart = WindowSet(alone, packed.records, packed.categories, packed.category_names, PAD)
+    assert len(apart) == len(packed.records) > len(packed)
+    found: list[dict[str, list[float]]] = []
+    for data in (packed, apart):
+        of_record: dict[str, list[float]] = {}
+        for row in range(len(data)):
+            batch = data.batch([row])
+            rows, values = np.asarray(batch.rows), np.asarray(losses(batch)[0])
+            for place, value in zip(rows[rows >= 0], values[rows >= 0], strict=True):
+                record = data.records[data.windows.segment_ids[row, place]]
+                of_record.setdefault(record, []).append(float(value))
+        found.append(of_record)
+    assert found[0].keys() == found[1].keys() == set(packed.records)
+    for record, values in found[0].items():
+        np.testing.assert_allclose(values, found[1][record], rtol=1e-5, atol=1e-5)
+
+
+def pack_apart(documents: list[Document], window: int, pad: int) -> PackedWindows:
+    """One document a window."""
+    rows = [pack_best_fit([one], window, pad) for one in documents]
+    fields = [
+        np.concatenate([getattr(row, name) for row in rows])
+        for name in ("input_ids", "labels", "position_ids", "segment_ids")
+    ]
+    places = np.arange(len(documents), dtype=np.int32)[:, None]
+    fields[3] = np.where(fields[3] >= 0, places, fields[3]).astype(np.int32)
+    return PackedWindows(*fields, truncated=0, dropped_tokens=0)
 
 
 def test_every_epoch_visits_every_window_once() -> None:
