@@ -75,7 +75,7 @@ def rewrite_gguf(file: GgufFile, path: Path, replaced: Mapping[str, Replacement]
     kinds = {name: _kind(file, name, replaced) for name in file.tensors}
     infos, sizes = _infos(file, kinds, alignment)
     with replacing(path) as partial, partial.open("wb") as out:
-        out.write(_head(file, kinds, changed=bool(replaced)))
+        out.write(_head(file, kinds))
         out.write(infos)
         _pad(out, alignment)
         for name, tensor in file.tensors.items():
@@ -100,7 +100,7 @@ def _as_it_is(tensor: ReaderTensor) -> Iterator[Piece]:
     yield memoryview(cast("NDArray[Any]", tensor.data).reshape(-1).view(np.uint8))
 
 
-def _head(file: GgufFile, kinds: Mapping[str, str], *, changed: bool) -> bytes:
+def _head(file: GgufFile, kinds: Mapping[str, str]) -> bytes:
     """Everything before the tensors' descriptions: fixed header and metadata."""
     end = min(tensor.field.offset for tensor in file.tensors.values())
     with file.path.open("rb") as handle:
@@ -112,7 +112,8 @@ def _head(file: GgufFile, kinds: Mapping[str, str], *, changed: bool) -> bytes:
             "little-endian file of the tensors that were read; convert it"
         )
     at = head.find(_FILE_TYPE)
-    if changed and at >= 0:
+    before = {name: tensor.tensor_type.name for name, tensor in file.tensors.items()}
+    if kinds != before and at >= 0:
         struct.pack_into("<I", head, at + len(_FILE_TYPE), _file_type(file, kinds))
     return bytes(head)
 
