@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, TypeAlias, cast, final
 
 import numpy as np
 from gguf import GGMLQuantizationType, LlamaFileType, ReaderTensor
-from numpy.typing import NDArray
 
 from vkjit.errors import DataError
 
@@ -97,7 +96,7 @@ def _kind(file: GgufFile, name: str, replaced: Mapping[str, Replacement]) -> str
 
 
 def _as_it_is(tensor: ReaderTensor) -> Iterator[Piece]:
-    yield memoryview(cast("NDArray[Any]", tensor.data).reshape(-1).view(np.uint8))
+    yield memoryview(cast("Any", tensor.data).reshape(-1).view(np.uint8))
 
 
 def _head(file: GgufFile, kinds: Mapping[str, str]) -> bytes:

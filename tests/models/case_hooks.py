@@ -9,14 +9,19 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import vkjit as vj
 import vkjit.numpy as jnp
-from vkjit import nn, optim
+from vkjit import nn, optim, quant
 from vkjit_models.common import tokenizer
+from vkjit_models.common.adapter_config import AdapterConfig
+from vkjit_models.common.adapter_gguf import stored_scale
 from vkjit_models.common.packing import Document, pack_sequential
+from vkjit_models.common.tensor_rows import decode_rows, row_bytes
 from vkjit_models.llama.lora import LoraSpec
 from vkjit_models.llama.model import LoraPair, low_rank, project, shifted_targets, token_losses
+from vkjit_models.lora_sft.merge import Delta
 from vkjit_models.lora_sft.step import Totals, UpdateSpec, start, update
 from vkjit_models.lora_sft.step import unscale_and_clip as clipped
 
@@ -87,7 +92,7 @@ def lora_scale(alpha: float, r: int, rslora: bool) -> float:  # noqa: FBT001  th
 
 
 def exported_alpha(alpha: float, r: int, rslora: bool) -> float:  # noqa: FBT001  as above
-    return LoraSpec(r, alpha, rslora=rslora).scale * r
+    return stored_scale(AdapterConfig(r, alpha, (), rslora), ["any"]).alpha
 
 
 def lora_forward(vj: Any, x: Any, w: Any, a: Any, b: Any, scale: float) -> Any:  # noqa: PLR0913  ditto
@@ -95,9 +100,30 @@ def lora_forward(vj: Any, x: Any, w: Any, a: Any, b: Any, scale: float) -> Any: 
     return project(x, w) + low_rank(x, LoraPair(a, b), scale)
 
 
+def _f32(x: Any) -> NDArray[np.float32]:
+    return np.asarray(x, np.float32)
+
+
 def lora_merge(w: Any, a: Any, b: Any, scale: float) -> np.ndarray:
-    """The definition in NumPy: what `lora_forward` is compared with."""
-    return np.asarray(w, np.float64) + scale * np.asarray(b, np.float64) @ np.asarray(a)
+    return Delta(_f32(a), _f32(b), scale).merged(_f32(w))
+
+
+def dequantize(qtype: str, data: bytes, shape: Any) -> np.ndarray:
+    return np.asarray(vj.jit(quant.dequantize)(quant.from_bytes(data, qtype, shape)))
+
+
+def quantize(qtype: str, x: Any) -> bytes:
+    return np.asarray(vj.jit(partial(quant.quantize, block_type=qtype))(x).blocks).tobytes()
+
+
+def quant_matmul(qtype: str, data: bytes, shape: Any, x: Any) -> np.ndarray:
+    return np.asarray(vj.jit(project)(x, quant.from_bytes(data, qtype, shape)))
+
+
+def merge_into_quantized(qtype: str, data: bytes, shape: Any, delta: Any) -> np.ndarray:
+    rows = np.frombuffer(data, np.uint8).reshape(-1, row_bytes(qtype, shape[-1]))
+    identity = np.eye(shape[-1], dtype=np.float32)
+    return Delta(identity, _f32(delta), 1.0).merged(decode_rows(qtype, rows))
 
 
 def adamw_init(param: Any) -> Any:
