@@ -11,7 +11,7 @@ import pytest
 HOOKS = Path(__file__).with_name("case_hooks.py")
 
 
-@pytest.mark.parametrize("table", ["training", "numerics"])
+@pytest.mark.parametrize("table", ["training", "numerics", "quantized"])
 def test_no_case_fails(table: str, shared: Path) -> None:
     command = [
         sys.executable, str(shared / "cases" / "run_cases.py"),
