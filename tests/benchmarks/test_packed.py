@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
 
-from benchmarks.packed import Packed, random_blocks
+from benchmarks.packed import BITS, Packed, random_blocks
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("kind", list(BITS))
 def test_numbers_are_ggmls(kind: str) -> None:
     matrix = random_blocks(np.random.default_rng(1), kind, (40, 512), 0.05)
     raw = matrix.raw().view(np.uint8)
@@ -17,7 +17,8 @@ def test_numbers_are_ggmls(kind: str) -> None:
     assert matrix.shape == wanted.shape == (40, 512)
     np.testing.assert_array_equal(matrix.numbers(), wanted)
     assert abs(matrix.numbers().std() - 0.05) < 0.003
-    assert abs(matrix.numbers().mean()) < 0.003
+    # Codes from -8 to 7 have the mean -1/2, which is 0.11 of their deviation.
+    assert abs(matrix.numbers().mean()) < 0.006
 
 
 def test_a_stack_moves_blocks_and_numbers_alike() -> None:
