@@ -43,6 +43,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "text": ("text",),
 }  # the first key tells the layout
 _COMMON = ("id", "category")
+_CATEGORY_CHARACTERS = 80
 _SHOWN = 4  # bad lines that a message names beside the first
 _BOM = b"\xef\xbb\xbf"
 
@@ -147,7 +148,7 @@ class _Reader:
         layout = self._layout(data)
         self._check_keys(data, (*_COMMON, *_KEYS[layout]), "key")
         identity = _identity(data.get("id", f"{path.name}:{number}"))
-        category = _text(data, "category") if "category" in data else path.stem
+        category = _category(data) if "category" in data else path.stem
         match layout:
             case "chat":
                 return Conversation(identity, category, self._messages(data))
@@ -246,6 +247,16 @@ def _identity(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise DataError(f"has the id {value!r}, expected a string or an integer")
     return value
+
+
+def _category(data: Mapping[str, Any]) -> str:
+    category = _text(data, "category")
+    if not category.isprintable() or len(category) > _CATEGORY_CHARACTERS:
+        raise DataError(
+            f"has the category {category[:_CATEGORY_CHARACTERS]!r}, expected up to "
+            f"{_CATEGORY_CHARACTERS} characters that print: it heads a column of the logs"
+        )
+    return category
 
 
 def _text(data: Mapping[str, Any], key: str, index: int | None = None) -> str:

@@ -87,7 +87,11 @@ class DataSection(_Section):
     @field_validator("jsonl", "validation", mode="before")
     @classmethod
     def _one_or_more_files(cls, value: object) -> object:
-        return (value,) if isinstance(value, str | Path) else value
+        if isinstance(value, str | Path):
+            return (value,)
+        if value is not None and not isinstance(value, list | tuple):
+            raise ValueError("expected a path or a list of paths")
+        return value
 
     @model_validator(mode="after")
     def _one_origin(self) -> DataSection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +13,10 @@ from .gather import origin
 
 FEW_TARGETS = 500
 """Labelled tokens of a category below which its loss says little."""
+
+MANY_CATEGORIES = 50
+"""Categories beyond which tables and logs are of no use."""
+_NAMED = 8  # categories that a warning names
 
 
 def show_data(console: Console, data: TrainingData, section: DataSection) -> None:
@@ -25,7 +29,12 @@ def show_data(console: Console, data: TrainingData, section: DataSection) -> Non
         console.print(
             f"no record is longer than the context of {section.context} tokens", highlight=False
         )
-    for warning in data_warnings(data):
+    show_warnings(console, data_warnings(data))
+
+
+def show_warnings(console: Console, warnings: Iterable[str]) -> None:
+    """Prints each on a line of its own."""
+    for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
 
 
@@ -35,11 +44,17 @@ def data_warnings(data: TrainingData) -> Iterator[str]:
     for purpose, side in sides:
         few = {name: n for name, (_, n) in side.counts().items() if n < FEW_TARGETS}
         if few:
-            named = ", ".join(f"{name} ({n})" for name, n in few.items())
+            named = ", ".join(f"{name} ({n})" for name, n in list(few.items())[:_NAMED])
+            named += f" and {len(few) - _NAMED} more" if len(few) > _NAMED else ""
             yield (
                 f"fewer than {FEW_TARGETS} labelled tokens to {purpose} in {named}: the loss of "
                 f"such a category says little; use more records"
             )
+    if len(data.train.category_names) > MANY_CATEGORIES:
+        yield (
+            f"{len(data.train.category_names)} categories: each is a line of every table and a "
+            f"column of the logs; use a few"
+        )
     for fit in data.fits:
         total = fit.total
         if total.unlabelled:
@@ -51,6 +66,15 @@ def data_warnings(data: TrainingData) -> Iterator[str]:
         yield (
             f"{_plural(data.leaked, 'held-out record')} also among the training records, token for "
             f"token: the held-out loss is too good by that; remove the copies"
+        )
+
+
+def context_warnings(section: DataSection, trained: int) -> Iterator[str]:
+    """Whether windows are longer than the ``trained`` tokens that the model knows."""
+    if section.context > trained:
+        yield (
+            f"data.context = {section.context} is more than the {trained} tokens that the model "
+            f"was trained for: positions beyond are new to it; lower data.context"
         )
 
 

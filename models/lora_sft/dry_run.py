@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from vkjit_models.common.chat import IGNORE
-from vkjit_models.common.gguf import open_gguf
+from vkjit_models.common.gguf import llama_hyper, open_gguf
 from vkjit_models.common.packing import Document
 from vkjit_models.common.smollm2 import find_smollm2
 from vkjit_models.common.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ from vkjit_models.common.tokenizer import Tokenizer
 from .base import SMOLLM2
 from .config import RunConfig
 from .data import TrainingData, WindowSet, load_data
-from .data_report import show_data
+from .data_report import context_warnings, show_data, show_warnings
 
 SHOWN_TOKENS = 800
 """Tokens of a record that are shown, at most."""
@@ -53,7 +53,8 @@ def dry_run(config: RunConfig, console: Console, records: int = 3) -> TrainingDa
     """
     path = config.model.path
     with console.status("reading the tokenizer"):
-        tokenizer = Tokenizer(open_gguf(find_smollm2() if path == SMOLLM2 else Path(path)))
+        file = open_gguf(find_smollm2() if path == SMOLLM2 else Path(path))
+        tokenizer, hyper = Tokenizer(file), llama_hyper(file)
     with console.status("reading the records") as status:
 
         def progress(done: int, total: int) -> None:
@@ -61,6 +62,7 @@ def dry_run(config: RunConfig, console: Console, records: int = 3) -> TrainingDa
 
         data = load_data(config.data, tokenizer, config.train.seed, progress)
     show_data(console, data, config.data)
+    show_warnings(console, context_warnings(config.data, hyper.context_length))
     per_step = config.train.micro_batch * config.train.accumulation
     console.print(
         f"{config.train.steps} steps of {per_step} windows are "

@@ -104,6 +104,11 @@ BAD: list[tuple[str, str]] = [
     (lines({**GOOD, "id": True}), r"has the id True"),
     (lines({**GOOD, "id": ""}), r"has the id ''"),
     (lines({**GOOD, "category": None}), r"has the category of JSON type null"),
+    (
+        lines({**GOOD, "category": "a\nb"}),
+        r"has the category 'a\\nb', expected up to 80 characters",
+    ),
+    (lines({**GOOD, "category": "c" * 81}), r"has the category 'c+', expected up to 80"),
     (lines({**GOOD, "messages": "hi"}), r"has 'messages' of JSON type string"),
     (lines({**GOOD, "messages": []}), r"has no message in 'messages'"),
     (lines({**GOOD, "messages": ["hi"]}), r"has a message 0 of JSON type string"),

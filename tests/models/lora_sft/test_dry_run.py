@@ -71,6 +71,21 @@ def test_labels_that_are_all_cut_are_said_so(settings: dict[str, Any], tmp_path:
     assert "because the context cuts all of their labels" in output
 
 
+def test_a_context_that_the_model_does_not_know(settings: dict[str, Any]) -> None:
+    settings["data"]["context"] = 4096
+    output = " ".join(shown(parse_config(settings), 0).split())
+    assert "data.context = 4096 is more than the" in output
+
+
+def test_too_many_categories_are_said_so(settings: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "a b", "category": f"c{i}"}) for i in range(60)))
+    settings["data"] = {"jsonl": str(path), "split": "record", "held_out": 0.5}
+    output = " ".join(shown(parse_config(settings), 0).split())
+    assert "60 categories: each is a line" in output
+    assert "and 52 more" in output
+
+
 def test_copies_on_both_sides_are_said_so(settings: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "copies.jsonl"
     path.write_text("\n".join(json.dumps({"id": i, "text": "the same"}) for i in range(40)))
