@@ -80,4 +80,5 @@ def torch_program(
 if __name__ == "__main__":
     from benchmarks import harness
 
-    sys.exit(harness.main("quant_gemm", CASES, ("vkjit", "vkjit-numbers", *harness.PEERS)))
+    default = ("vkjit", "vkjit-numbers", *harness.PEERS)
+    sys.exit(harness.main("quant_gemm", CASES, default=default))
