@@ -29,6 +29,8 @@ _MOST_PARTS = 8
 _SPLIT_DEPTH = 32
 _TOO_LONG = 0.6
 """Speed of operands in two parts with more steps than that at once (H200: 41 instead of 58 TF)."""
+_DECODED = 60
+"""Products in the time that a number out of blocks takes on its way (H200, bfloat16: 30 to 70)."""
 _BAND = 8
 _MOST = 16
 """Schedules that are worth a measurement."""
@@ -227,7 +229,9 @@ def _cost(group: ContractGroup, schedule: CoopSchedule, speed: float) -> float:
     """Expected time in arbitrary units: rounds of workgroups over the cores, by size of tile."""
     tiles = workgroups(group, schedule) * schedule.split_k
     rounds = max(tiles / _CORES, 1.0) if tiles < 4 * _CORES else -(-tiles // _CORES)
-    area = schedule.block_m * schedule.block_n
+    area = schedule.block_m * schedule.block_n / speed
+    for operand, block in ((group.lhs, schedule.block_m), (group.rhs, schedule.block_n)):
+        area += _DECODED * block if operand.blocks is not None else 0
     steps = -(-group.k // schedule.split_k) + 64  # the start and the end of a tile count too
     join = group.m * group.n * math.prod(group.batch) * (schedule.split_k - 1) / _CORES
-    return rounds * area * steps / speed + join
+    return rounds * area * steps + join
