@@ -118,13 +118,15 @@ def canonical(dtype: object) -> DType:
     return found if x64_enabled() else _NARROWED.get(found, found)
 
 
-def of_array(dtype: DType) -> DType:
-    """The dtype of the array that holds NumPy values of ``dtype``: narrowed, or of blocks.
+def of_array(dtype: object) -> DType:
+    """The dtype of the array that holds values of ``dtype``: a number dtype, or that of blocks.
 
     Raises:
         DTypeError: arrays cannot hold such values.
     """
-    return dtype if block_of(dtype) is not None else canonical(dtype)
+    if isinstance(dtype, np.dtype) and block_of(cast("DType", dtype)) is not None:
+        return cast("DType", dtype)
+    return canonical(dtype)
 
 
 def names() -> str:

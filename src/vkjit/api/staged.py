@@ -12,7 +12,7 @@ from vkjit.api.costs import CostAnalysis, cost_analysis
 from vkjit.api.flat import flatten_call
 from vkjit.api.memory import MemoryTimeline, memory_timeline
 from vkjit.control.offload import at_home
-from vkjit.dtypes import DType, canonical
+from vkjit.dtypes import DType, of_array
 from vkjit.errors import ArgumentError
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Value
@@ -259,7 +259,7 @@ class ShapeDtypeStruct:
 
     def __init__(self, shape: Sequence[int], dtype: object, *, weak_type: bool = False) -> None:
         object.__setattr__(self, "shape", tuple(shape))
-        object.__setattr__(self, "dtype", canonical(dtype))
+        object.__setattr__(self, "dtype", of_array(dtype))
         object.__setattr__(self, "weak_type", weak_type)
 
     @property
