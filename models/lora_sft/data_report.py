@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from .config import DataSection
-from .data import TrainingData, WindowSet
+from .data import Progress, TrainingData, WindowSet
 from .gather import origin
 
 FEW_TARGETS = 500
@@ -30,6 +31,15 @@ def show_data(console: Console, data: TrainingData, section: DataSection) -> Non
             f"no record is longer than the context of {section.context} tokens", highlight=False
         )
     show_warnings(console, data_warnings(data))
+
+
+def tokenising(status: Status) -> Progress:
+    """What makes ``status`` count the records tokenised, for `load_data`."""
+
+    def show(done: int, total: int) -> None:
+        status.update(f"tokenising: {done:,} of {total:,} records")
+
+    return show
 
 
 def show_warnings(console: Console, warnings: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from vkjit_models.common.tokenizer import Tokenizer
 from .base import SMOLLM2
 from .config import RunConfig
 from .data import TrainingData, WindowSet, load_data
-from .data_report import context_warnings, show_data, show_warnings
+from .data_report import context_warnings, show_data, show_warnings, tokenising
 
 SHOWN_TOKENS = 800
 """Tokens of a record that are shown, at most."""
@@ -56,11 +56,7 @@ def dry_run(config: RunConfig, console: Console, records: int = 3) -> TrainingDa
         file = open_gguf(find_smollm2() if path == SMOLLM2 else Path(path))
         tokenizer, hyper = Tokenizer(file), llama_hyper(file)
     with console.status("reading the records") as status:
-
-        def progress(done: int, total: int) -> None:
-            status.update(f"tokenising: {done:,} of {total:,} records")
-
-        data = load_data(config.data, tokenizer, config.train.seed, progress)
+        data = load_data(config.data, tokenizer, config.train.seed, tokenising(status))
     show_data(console, data, config.data)
     show_warnings(console, context_warnings(config.data, hyper.context_length))
     per_step = config.train.micro_batch * config.train.accumulation

@@ -39,7 +39,7 @@ from .alarms import AlarmError
 from .base import BaseModel, load_base
 from .config import RunConfig
 from .data import TrainingData, load_data
-from .data_report import show_data
+from .data_report import context_warnings, show_data, show_warnings, tokenising
 from .divergence import Stop
 from .evaluate import Evaluator, HeldOut
 from .logs import RunLogs
@@ -120,11 +120,12 @@ def train(
     with console.status("reading the model"):
         base = load_base(config.model.path, config.model.weights, config.model.activations)
     console.print(base.receipt.text(), markup=False, highlight=False)
-    with console.status("building the data set"):
-        data = load_data(config.data, base.tokenizer, config.train.seed)
+    with console.status("reading the records") as status:
+        data = load_data(config.data, base.tokenizer, config.train.seed, tokenising(status))
     run = _Run(config, base, data, console)
     show_plan(console, run.plan, sum(int(np.prod(p.shape)) for p in base.params.values()))
     show_data(console, data, config.data)
+    show_warnings(console, context_warnings(config.data, base.hyper.context_length))
     state, step, stored = run.start()
     if step:
         run.record.resumed(step)
