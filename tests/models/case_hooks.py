@@ -20,24 +20,29 @@ from vkjit_models.common.adapter_gguf import stored_scale
 from vkjit_models.common.packing import Document, pack_sequential
 from vkjit_models.common.tensor_rows import decode_rows, row_bytes
 from vkjit_models.llama.lora import LoraSpec
-from vkjit_models.llama.model import LoraPair, low_rank, project, shifted_targets, token_losses
+from vkjit_models.llama.model import LoraPair, low_rank, project, shifted_targets
 from vkjit_models.lora_sft.merge import Delta
 from vkjit_models.lora_sft.step import Totals, UpdateSpec, start, update
 from vkjit_models.lora_sft.step import unscale_and_clip as clipped
 
 
+def token_losses(logits: Any, labels: Any) -> tuple[Any, Any]:
+    """Losses and targets [B*T]; given logits are hidden states of a head that is the identity."""
+    targets = jnp.reshape(shifted_targets(jnp.asarray(np.int32(labels))), (-1,))
+    width = logits.shape[-1]
+    hidden, eye = jnp.reshape(logits, (-1, width)), jnp.eye(width)
+    return nn.linear_cross_entropy(hidden, eye, targets), targets
+
+
 def causal_lm_loss(logits: Any, labels: Any) -> tuple[float, int]:
-    targets = shifted_targets(jnp.asarray(np.int32(labels)))
-    losses = token_losses(jnp.asarray(logits), targets)
+    losses, targets = token_losses(jnp.asarray(logits), labels)
     return float(losses.sum()), int((targets >= 0).sum())
 
 
 def causal_lm_mean_and_grad(logits: Any, labels: Any) -> tuple[float, np.ndarray]:
-    targets = shifted_targets(jnp.asarray(np.int32(labels)))
-
     def mean(logits: Any) -> Any:
-        total = token_losses(logits, targets).sum()
-        return total / jnp.maximum((targets >= 0).sum().astype(jnp.float32), 1.0)
+        losses, targets = token_losses(logits, labels)
+        return losses.sum() / jnp.maximum((targets >= 0).sum().astype(jnp.float32), 1.0)
 
     loss, grad = vj.value_and_grad(mean)(jnp.asarray(logits))
     return float(loss), np.asarray(grad)
@@ -53,6 +58,16 @@ def combine_microbatches(parts: Any) -> tuple[float, np.ndarray]:
     state, schedule = start(optimizer, zero), optim.schedules.constant(1.0)
     state, metrics = update(optimizer, schedule, UpdateSpec(), state, totals)
     return float(metrics.loss), -np.asarray(state.adapters)
+
+
+def tmkl(base_logits: Any, logits: Any, target: int) -> tuple[float, np.ndarray]:
+    targets = jnp.asarray(np.int32([target]))
+
+    def divergence(logits: Any) -> Any:
+        return nn.target_masked_kl(logits[None], jnp.asarray(base_logits)[None], targets)[0]
+
+    loss, grad = vj.value_and_grad(divergence)(jnp.asarray(logits))
+    return float(loss), np.asarray(grad)
 
 
 def pack(lengths: Any, total: int) -> dict[str, np.ndarray]:
