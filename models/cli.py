@@ -131,6 +131,9 @@ def dataset(  # noqa: PLR0913  the flags of the command
     code: Annotated[
         int, typer.Option("--code-characters", min=80, help="Longest code in a question.")
     ] = 800,
+    answer: Annotated[
+        int, typer.Option("--answer-characters", min=20, help="Longest docstring in an answer.")
+    ] = 400,
     category: Annotated[
         list[str] | None, typer.Option(help="Ask this kind only; repeatable. Default: all seven.")
     ] = None,
@@ -143,7 +146,7 @@ def dataset(  # noqa: PLR0913  the flags of the command
     from vkjit_models.dataset import categories_of, write_dataset  # noqa: PLC0415  slow import
 
     chosen = categories_of(category)
-    options = SourceOptions(seed, files, functions, code, categories=chosen)
+    options = SourceOptions(seed, files, functions, code, answer, chosen)
     write_dataset(source, output, options, Console(), overwrite=overwrite)
 
 
