@@ -25,7 +25,7 @@ ROWS = (1, 8, 64, 512)
 
 def _case(kind: str, name: str, weight: tuple[int, int], rows: int, layout: str) -> Case:
     out, into = weight
-    params = {"kind": kind, "out": out, "in": into, "rows": rows, "layout": layout}
+    params = {"out": out, "in": into, "rows": rows, "layout": layout}
     byte = out * into * BITS[kind] / 8 + 4.0 * rows * (out + into)
     return Case(
         f"{kind} {name} {rows} rows {layout}",
@@ -35,6 +35,7 @@ def _case(kind: str, name: str, weight: tuple[int, int], rows: int, layout: str)
         byte=byte,
         quick=rows in (1, 512) and name in ("1536x576", "1536x1536"),
         on="both",
+        blocks=(kind, kind),
     )
 
 
@@ -50,10 +51,11 @@ CASES = tuple(
 def inputs(case: Case) -> tuple[Tree, ...]:
     """Activations, or their cotangent, standard normal, and the weight."""
     p = case.params
+    assert case.blocks
     generator = np.random.default_rng(1)
     size = p["in"] if p["layout"] == "forward" else p["out"]
     rows = generator.standard_normal((p["rows"], size), dtype=np.float32)
-    return rows, random_blocks(generator, p["kind"], (p["out"], p["in"]), p["in"] ** -0.5)
+    return rows, random_blocks(generator, case.blocks[0], (p["out"], p["in"]), p["in"] ** -0.5)
 
 
 def _product(case: Case) -> Callable[[Array, Array], Array]:
