@@ -124,9 +124,9 @@ def of_array(dtype: object) -> DType:
     Raises:
         DTypeError: arrays cannot hold such values.
     """
-    if isinstance(dtype, np.dtype) and block_of(cast("DType", dtype)) is not None:
-        return cast("DType", dtype)
-    return canonical(dtype)
+    given: Any = dtype
+    is_block = isinstance(given, np.dtype) and block_of(cast("DType", given)) is not None
+    return cast("DType", given) if is_block else canonical(given)
 
 
 def names() -> str:

@@ -10,15 +10,27 @@ import pytest
 
 import vkjit as vj
 from tests.quantized import golden_blocks
-from vkjit import blocks, lax, quant
+from vkjit import blocks, dtypes, lax, quant
 from vkjit import numpy as jnp
 from vkjit.api.flat import flatten_call
+from vkjit.errors import InternalError
 from vkjit.export import deserialize, export
 from vkjit.ir.parse import parse
 from vkjit.ir.text import text
-from vkjit.lowering.plan.groups import ControlGroup, Partition
+from vkjit.lowering.compile import check_blocks
+from vkjit.lowering.kernel.types import F32
+from vkjit.lowering.kernel.views import dense
+from vkjit.lowering.plan.groups import (
+    ControlGroup,
+    LoadStep,
+    LoopGroup,
+    Partition,
+    ScanGroup,
+    StoreStep,
+)
 from vkjit.lowering.plan.partition import partition
 from vkjit.ops.registry import PRIMITIVES
+from vkjit.ops.structural import SumRule
 from vkjit.passes.pipeline import simplify
 
 ROWS = 24
@@ -93,6 +105,15 @@ def test_closed_over_blocks_are_constants_that_stay_packed() -> None:
     np.testing.assert_allclose(
         vj.jit(lambda x: x @ w.T)(x), x @ np.asarray(w).T, rtol=1e-4, atol=1e-3
     )
+
+
+def test_only_loops_and_products_may_read_blocks() -> None:
+    view = dense((1, 512, 1))
+    step = LoadStep(0, view, F32, blocks.Q4_K)
+    check_blocks(LoopGroup((1, 512, 1), 0, (step,), (StoreStep(0, 1, view),)))
+    running = ScanGroup(1, 512, 1, False, SumRule(dtypes.float32), step, 1, F32)  # noqa: FBT003
+    with pytest.raises(InternalError, match="array 0 holds q4_k, expected numbers"):
+        check_blocks(running)
 
 
 def test_equal_reads_are_one_and_print_their_types() -> None:

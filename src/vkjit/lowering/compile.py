@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import assert_never, final
 
+from vkjit.errors import InternalError
 from vkjit.ir.program import Program
 from vkjit.lowering.artifact import Plan
 from vkjit.lowering.assemble import (
@@ -27,7 +28,15 @@ from vkjit.lowering.legalize import legalize
 from vkjit.lowering.nested import Nesting, Place
 from vkjit.lowering.plan.canonical import canonical
 from vkjit.lowering.plan.cluster import MAX_ARRAYS
-from vkjit.lowering.plan.groups import ArrayInfo, ContractGroup, Group, Partition, Work, reads
+from vkjit.lowering.plan.groups import (
+    ArrayInfo,
+    ContractGroup,
+    Group,
+    LoopGroup,
+    Partition,
+    Work,
+    reads,
+)
 from vkjit.lowering.plan.hazards import check_order
 from vkjit.lowering.plan.memory import Arena
 from vkjit.lowering.plan.partition import partition
@@ -261,6 +270,8 @@ def lower_group(
     """
     target, known = context.target, len(context.arrays)
     kernels: list[Lowered] = []
+    if DEBUG:
+        check_blocks(group)
     lanes = _GPU_LANES if target.kind is TargetKind.GPU else None
     for item in _lower(group, schedule, context):
         if DEBUG:
@@ -269,6 +280,22 @@ def lower_group(
         verify(kernel, lanes)
         kernels.append(Lowered(kernel, item.arrays))
     return kernels, context.arrays[known:]
+
+
+def check_blocks(group: Group) -> None:
+    """Checks that only loops and products read numbers out of blocks: other templates cannot.
+
+    Those that can see blocks as integers: ``verify`` refuses a kernel that takes them for numbers.
+
+    Raises:
+        InternalError: another group does.
+    """
+    packed = [step for step in reads(group) if step.blocks is not None]
+    if packed and not isinstance(group, (LoopGroup, ContractGroup)):
+        raise InternalError(
+            f"lower {type(group).__name__}: array {packed[0].array} holds {packed[0].blocks}, "
+            "expected numbers"
+        )
 
 
 def _lower(group: Group, schedule: GpuContract | None, context: TemplateContext) -> list[Lowered]:
