@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeAlias, final
 
 import numpy as np
@@ -59,7 +59,7 @@ class WindowSet:
         """Number of windows."""
         return len(self.windows.input_ids)
 
-    @property
+    @cached_property
     def capacity(self) -> int:
         """Targets that a window has room for in a `Batch`: one number, so one program, for all."""
         most = int(self.windows.target_tokens.max())
@@ -212,8 +212,13 @@ def micro_batches(data: WindowSet, rows: NDArray[np.int64], size: int) -> Iterat
         yield data.batch([int(row) for row in rows[start : start + size]])
 
 
+@lru_cache(
+    maxsize=2
+)  # a step asks for each of its windows, at most at the turn of an epoch for two
 def _order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return np.random.default_rng([seed, 0, epoch]).permutation(count)
+    order = np.random.default_rng([seed, 0, epoch]).permutation(count)
+    order.setflags(write=False)
+    return order
 
 
 def _documents(
