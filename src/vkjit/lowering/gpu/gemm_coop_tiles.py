@@ -24,9 +24,10 @@ from vkjit.lowering.gpu.gemm_coop_schedule import (
     along_sum,
     pitch,
 )
-from vkjit.lowering.gpu.gemm_operand import LONGEST, begin_run, read_at
+from vkjit.lowering.gpu.gemm_operand import begin_run, read_at
 from vkjit.lowering.gpu.gemm_split import decoded_in_words, parts_in_words, words_of
 from vkjit.lowering.kernel.build import Builder
+from vkjit.lowering.kernel.decode import longest
 from vkjit.lowering.kernel.nodes import MatLayout, Value
 from vkjit.lowering.kernel.types import (
     F32,
@@ -97,11 +98,20 @@ class Tile:
         name = ("lhs", "rhs")[side]
         names = (name,) if scheme.parts == 1 else (f"{name}_high", f"{name}_low")
         self.memories = tuple(b.scratch(n, I32, self.rows * self.pitch) for n in names)
-        # Units of a run; above 1 for blocks only.
-        self.run = LONGEST // UNIT if self._is_whole(LONGEST) else 1
+        self.run = self._run(schedule.invocations)
         self.units = self._units(schedule.invocations)
 
     # -- places -----------------------------------------------------------------------------------
+
+    def _run(self, count: int) -> int:
+        """Units of a run: more than one where they share a scale and no invocation goes without."""
+        blocks = self.operand.blocks
+        if blocks is not None:
+            for length in (longest(blocks), longest(blocks) // 2):
+                enough = self.rows * self.columns >= count * length
+                if enough and self.columns % length == 0 and self._is_whole(length):
+                    return length // UNIT
+        return 1
 
     def _units(self, count: int) -> list[_Unit]:
         """The runs of units of one invocation."""
@@ -136,8 +146,6 @@ class Tile:
 
     def _is_whole(self, count: int) -> bool:
         """Whether runs of ``count`` elements are always aligned and never cross an edge."""
-        if count > UNIT and (self.operand.blocks is None or self.columns % count):
-            return False
         view = self.operand.view
         free, total = self._axes
         along, size = (total, self.k) if self.summed else (free, self.size)

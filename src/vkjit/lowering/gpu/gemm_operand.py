@@ -19,7 +19,7 @@ from vkjit.lowering.plan.groups import ContractGroup, LoadStep
 from vkjit.lowering.templates.context import Buffers
 
 LONGEST = 16
-"""Numbers that one decoding gives: those of a run of 16 share scale and minimum in every type."""
+"""Numbers that are decoded at once where the type does not matter."""
 
 
 def is_packed(group: ContractGroup) -> bool:
@@ -43,7 +43,7 @@ def begin_run(
         buffers: of the kernel.
         operand: lies in blocks.
         start: index of a number, a multiple of ``lanes``.
-        lanes: 1, 4, 8 or ``LONGEST``.
+        lanes: 1, 4, 8 or more, as ``decode`` takes them.
 
     Returns:
         what decodes them: memory is read here, but the arithmetic stands where that is called.

@@ -25,7 +25,6 @@ from vkjit.lowering.plan.groups import (
 )
 from vkjit.lowering.plan.schedule import GpuContract
 from vkjit.lowering.templates.context import Lowered, TemplateContext
-from vkjit.lowering.templates.decoded import without_blocks
 
 
 def lower(
@@ -40,11 +39,8 @@ def lower(
         case LoopGroup():
             return lower_loop(group, context)
         case ContractGroup():
-            loops, product = without_blocks(group, context)
-            decoded = [kernel for loop in loops for kernel in lower_loop(loop, context)]
-            check_sizes(context, max(product.k, numbers_of(product)))
-            chosen = schedule or candidates(product, context)[0]
-            return [*decoded, *lower_contract(product, chosen, context)]
+            check_sizes(context, max(group.k, numbers_of(group)))
+            return lower_contract(group, schedule or candidates(group, context)[0], context)
         case ScatterAddGroup():
             return scatter_add(group, context)
         case SetRowsGroup():

@@ -4,7 +4,8 @@ An array of blocks is a buffer of units, ``i32`` or ``i16`` by the alignment of 
 a block holds once for many numbers (scales, minima, a word of high bits) is read once for a run of
 lanes; codes are read as units, spread over the lanes and shifted by constants.
 
-Every product of scale and code is exact in float32, so a fused multiply-add gives the same numbers.
+Every product of scale and code is exact in float32, so it makes no difference whether a sum with it
+is fused.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from vkjit.lowering.kernel.types import (
     ConvertOp,
     Memory,
     ScalarType,
+    UnOp,
     VecType,
     lanes_of,
     with_elem,
@@ -39,6 +41,11 @@ def unit_type(block_type: BlockType) -> ScalarType:
     return I32 if block_type.unit == 4 else I16
 
 
+def longest(block_type: BlockType) -> int:
+    """Numbers of the longest run that ``decode`` reads: those that share a scale."""
+    return 16 if block_type.name == "Q6_K" else 32
+
+
 def decode(
     b: Builder, memory: Memory, block_type: BlockType, start: Value, lanes: int = 1
 ) -> Value:
@@ -49,9 +56,10 @@ def decode(
         memory: holds units of ``block_type``.
         block_type: of the blocks.
         start: scalar of the index type, a multiple of ``lanes``.
-        lanes: one of ``LANES``.
+        lanes: one of ``LANES``, or ``longest``.
     """
-    if lanes not in LANES or lanes_of(start.type) != 1:
+    is_run = lanes in LANES or lanes == longest(block_type)
+    if not is_run or lanes_of(start.type) != 1:
         raise InternalError(f"decode: {lanes} lanes from {start.type}; expected {LANES} and scalar")
     return _DECODERS[block_type.name](_Run(b, memory, block_type, start, lanes))
 
@@ -143,10 +151,11 @@ class _Run:
         bits = self.low(self.right(self.unit(byte), byte % self._unit * 8), 0xFFFF)
         return from_half(self.b, bits)
 
-    def codes(self, first: Value, mask: int, shift: Value | None = None) -> Value:
+    def codes(self, first: Value, mask: int, shift: Value | None = None, wrap: int = 32) -> Value:
         """``byte >> shift & mask`` of the bytes of the run from ``first``; mask 0 keeps all bits.
 
-        A run begins at a multiple of its length, in bytes too.
+        A run begins at a multiple of its length, in bytes too. After ``wrap`` bytes it goes on with
+        the upper halves of the same bytes.
         """
         b, lanes, unit = self.b, self.lanes, self._unit
         if lanes < unit:
@@ -154,16 +163,16 @@ class _Run:
             word = self.spread(self.unit(first))
             shifts = self.spread(amount if shift is None else b.add(amount, shift))
         else:
-            count = lanes // unit
+            count = min(lanes, wrap) // unit
             word = self._wide(b.load(self._memory, self._address(first), count))
             shifts = self.fixed(0) if shift is None else shift
             if count == 1:
                 word = b.splat(word, lanes)
             else:
-                word = b.shuffle(word, word, [i // unit for i in range(lanes)])
+                word = b.shuffle(word, word, [i % wrap // unit for i in range(lanes)])
             shifts = b.splat(shifts, lanes)
         if lanes > 1:
-            own = tuple(8 * (i % unit) for i in range(lanes))
+            own = tuple(8 * (i % unit) + 4 * (i // wrap) for i in range(lanes))
             shifts = b.add(shifts, b.const(VecType(I32, lanes), own))
         moved = self.right(word, shifts)
         return self.low(moved, mask) if mask else moved
@@ -217,7 +226,7 @@ def from_half(b: Builder, bits: Value) -> Value:
 def _nibbles(run: _Run, start: int) -> Value:
     """Codes of a block of 32: low nibbles are its first half, high ones the other."""
     first = run.b.offset(run.low(run.j, 15), start)
-    return run.codes(first, 15, run.low(run.right(run.j, 2), 4))
+    return run.codes(first, 15, run.low(run.right(run.j, 2), 4), 16)
 
 
 def _symmetric(run: _Run, codes: Value, zero: int) -> Value:
@@ -226,8 +235,8 @@ def _symmetric(run: _Run, codes: Value, zero: int) -> Value:
 
 
 def _affine(run: _Run, codes: Value) -> Value:
-    product = run.b.mul(run.spread(run.half(0)), run.whole(codes))
-    return run.b.add(product, run.spread(run.half(2)))
+    scale, minimum = run.spread(run.half(0)), run.spread(run.half(2))
+    return run.b.fma(scale, run.whole(codes), minimum)
 
 
 def _fifths(run: _Run, start: int) -> Value:
@@ -263,8 +272,8 @@ def _k_affine(run: _Run, codes: Value) -> Value:
     d = from_half(b, run.low(factors, 0xFFFF))
     dmin = from_half(b, run.right(factors, 16))
     scale = b.mul(d, six_bits(low, high))
-    minimum = b.mul(dmin, six_bits(middle, run.right(high, 4)))
-    return b.sub(b.mul(run.spread(scale), run.whole(codes)), run.spread(minimum))
+    offset = b.unary(UnOp.NEG, b.mul(dmin, six_bits(middle, run.right(high, 4))))
+    return b.fma(run.spread(scale), run.whole(codes), run.spread(offset))
 
 
 def _q5_k(run: _Run) -> Value:
