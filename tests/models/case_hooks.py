@@ -61,7 +61,7 @@ def combine_microbatches(parts: Any) -> tuple[float, np.ndarray]:
 
 
 def tmkl(base_logits: Any, logits: Any, target: int) -> tuple[float, np.ndarray]:
-    targets = jnp.asarray(np.int32([target]))
+    targets = jnp.asarray(np.array([target], np.int32))
 
     def divergence(logits: Any) -> Any:
         return nn.target_masked_kl(logits[None], jnp.asarray(base_logits)[None], targets)[0]

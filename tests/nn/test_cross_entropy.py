@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 import vkjit as vj
 import vkjit.numpy as jnp
 from tests.nn.head import Head, cross_entropy, make_head
-from vkjit import nn
+from vkjit import nn, quant
 from vkjit.errors import ArgumentError, DTypeError, MissingRuleError, ShapeError
 from vkjit.nn._chunks import slice_size
 
@@ -86,6 +86,29 @@ def test_any_block_gives_the_whole(data: st.DataObject) -> None:
     check(losses, wanted[0], BOUNDS["f32"])  # products of 16-bit numbers are exact in f32
     for got, want in zip(grads, wanted[1:], strict=True):
         check(got, want, BOUNDS[name])
+
+
+@pytest.mark.parametrize("vocabulary", [12, 13])
+def test_a_quantized_head_is_frozen(vocabulary: int, device: str) -> None:
+    """Losses and slopes are those of its numbers; its blocks have no cotangent."""
+    head = make_head(1, 6, vocabulary, 64)
+    loss = partial(nn.linear_cross_entropy, label_smoothing=0.1, row_chunk=3, vocab_chunk=4)
+    divergence = partial(nn.linear_target_masked_kl, row_chunk=3, vocab_chunk=4)
+
+    @vj.jit
+    def run(hidden: Any, weight: Any) -> Any:
+        def total(hidden: Any) -> Any:
+            losses = loss(hidden, weight, head.targets)
+            return (losses + divergence(hidden, head.base, weight, head.targets)).sum()
+
+        return vj.value_and_grad(total)(hidden)
+
+    with vj.default_device(device):
+        packed = quant.quantize(jnp.asarray(head.weight), "q8_0")
+        found = run(head.hidden, packed)
+        wanted = run(head.hidden, packed.dequantize())
+    for got, want in zip(found, wanted, strict=True):
+        check(got, np.asarray(want), BOUNDS["f32"])
 
 
 GOLDEN = {"plain": 0.0, "smoothed": 0.1, "extreme": 0.0, "wide": 0.05}

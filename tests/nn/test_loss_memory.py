@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import vkjit as vj
-from vkjit import nn
+from vkjit import nn, quant
 from vkjit.lowering.compile import compile_program
 from vkjit.lowering.target import ALL_SCALARS, MINIMAL_GPU, Target
 from vkjit.passes.pipeline import simplify
@@ -47,11 +47,15 @@ def masked_kl(hidden: Any, base: Any, weight: Any, targets: Any) -> Any:
     ).sum()
 
 
-def temporaries(loss: Callable[..., Any], argnums: int | tuple[int, ...], target: Target) -> int:
+FLOATS = vj.ShapeDtypeStruct((VOCABULARY, WIDTH), "float32")
+
+
+def temporaries(
+    loss: Callable[..., Any], argnums: int | tuple[int, ...], target: Target, head: Any = FLOATS
+) -> int:
     """Bytes of the arena of a compiled loss with its gradients."""
     array = vj.ShapeDtypeStruct
     states = array((ROWS, WIDTH), "float32")
-    head = array((VOCABULARY, WIDTH), "float32")
     program = vj.make_ir(vj.value_and_grad(loss, argnums=argnums))(
         states, states, head, array((ROWS,), "int32")
     )
@@ -75,3 +79,12 @@ def test_a_trained_head_costs_slices_of_itself() -> None:
     found = temporaries(cross_entropy, (0, 2), get_device("cpu").target)
     assert found < 3 * LOGITS + 4 * SLICE + 4 * STATES + SMALL
     assert found < 4 * VOCABULARY * WIDTH / 2
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_a_packed_head_is_read_as_it_lies(name: str) -> None:
+    """Numbers of a slice at most, where a product packs them: never those of the head."""
+    target = get_device("cpu").target if name == "cpu" else GPU
+    blocks = vj.ShapeDtypeStruct((VOCABULARY, WIDTH // 32), quant.block_type_of("q8_0").dtype)
+    found = temporaries(cross_entropy, 0, target, quant.QuantizedArray(blocks))
+    assert found < 2 * LOGITS + SLICE + 3 * STATES + SMALL
