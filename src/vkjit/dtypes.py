@@ -124,9 +124,10 @@ def of_array(dtype: object) -> DType:
     Raises:
         DTypeError: arrays cannot hold such values.
     """
-    given: Any = dtype
-    is_block = isinstance(given, np.dtype) and block_of(cast("DType", given)) is not None
-    return cast("DType", given) if is_block else canonical(given)
+    if isinstance(dtype, np.dtype):
+        given = cast("DType", dtype)
+        return given if block_of(given) is not None else canonical(given)
+    return canonical(dtype)
 
 
 def names() -> str:

@@ -111,7 +111,7 @@ def test_only_loops_and_products_may_read_blocks() -> None:
     view = dense((1, 512, 1))
     step = LoadStep(0, view, F32, blocks.Q4_K)
     check_blocks(LoopGroup((1, 512, 1), 0, (step,), (StoreStep(0, 1, view),)))
-    running = ScanGroup(1, 512, 1, False, SumRule(dtypes.float32), step, 1, F32)  # noqa: FBT003
+    running = ScanGroup(1, 512, 1, False, SumRule(dtypes.float32), step, 1, F32)
     with pytest.raises(InternalError, match="array 0 holds q4_k, expected numbers"):
         check_blocks(running)
 
