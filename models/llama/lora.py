@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -50,7 +50,6 @@ __all__ = [
     "LoraPlan",
     "LoraSpec",
     "Skipped",
-    "adapted_spec",
     "decays",
     "from_peft",
     "init_adapters",
@@ -58,6 +57,7 @@ __all__ = [
     "plan_adapters",
     "switched_off",
     "to_peft",
+    "with_adapter",
     "with_row_squares",
 ]
 
@@ -231,9 +231,9 @@ def plan_adapters(hyper: LlamaHyper, spec: LoraSpec) -> LoraPlan:
     return LoraPlan(spec, tuple(adapted), skipped)
 
 
-def adapted_spec(hyper: LlamaHyper, config: AdapterConfig, adapters: Adapters) -> LlamaSpec:
-    """The constants of the model ``hyper`` with the adapters of a file and its config."""
-    return LlamaSpec(hyper, config.scale, lora_scales=config.scales(adapters))
+def with_adapter(spec: LlamaSpec, config: AdapterConfig, adapters: Adapters) -> LlamaSpec:
+    """The constants of a model with the adapters of a file and its config."""
+    return replace(spec, lora_scale=config.scale, lora_scales=config.scales(adapters))
 
 
 def init_adapters(plan: LoraPlan, key: Any, params: Params | None = None) -> dict[str, LoraPair]:

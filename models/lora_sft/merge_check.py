@@ -19,7 +19,7 @@ import vkjit as vj
 import vkjit.numpy as jnp
 from vkjit.errors import DataError
 from vkjit_models.common.adapter_gguf import load_any_adapter
-from vkjit_models.llama.lora import adapted_spec, from_peft
+from vkjit_models.llama.lora import from_peft, with_adapter
 from vkjit_models.llama.model import Inputs, forward
 
 from .base import load_base
@@ -101,7 +101,7 @@ def _run(
     if adapter is not None:
         config, tensors = load_any_adapter(adapter, base.hyper)
         adapters = from_peft(base.hyper, tensors)
-        spec = adapted_spec(base.hyper, config, adapters)
+        spec = with_adapter(spec, config, adapters)
     plain = [(0, len(text))]  # control tokens inside a text are text
     ids = np.asarray(base.tokenizer.encode(text, plain).ids[:longest], np.int32)
     if len(ids) < 2:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -57,18 +59,30 @@ def show_plan(console: Console, plan: LoraPlan, base_parameters: int) -> None:
         f"({100 * plan.parameters / base_parameters:.2f}% of {base_parameters:,})",
         highlight=False,
     )
-    table = Table("modules", "shape", "count", "adapter", title="Tensors", title_justify="left")
-    groups: dict[tuple[str, str, str], int] = {}
-    rows = [(r.module, r.shape, f"yes, by {r.pattern!r}") for r in plan.adapted]
-    rows += [(r.module, r.shape, f"no: {r.reason}") for r in plan.skipped]
-    for module, shape, what in rows:
-        parts = (part for part in module.split(".") if not part.isdigit())
-        kind = ".".join(parts).removeprefix("model.").removeprefix("layers.")
-        group = (kind, "x".join(map(str, shape)), what)
-        groups[group] = groups.get(group, 0) + 1
-    for (kind, shape, what), count in groups.items():
-        table.add_row(kind, shape, str(count), what)
+    table = Table(
+        "modules", "shape", "count", "rank", "alpha", "scale", "adapter",
+        title="Tensors", title_justify="left",
+    )  # fmt: skip
+    groups = Counter(_plan_rows(plan))
+    for row, count in groups.items():
+        table.add_row(*row[:2], str(count), *row[2:])
     console.print(table)
+
+
+def _plan_rows(plan: LoraPlan) -> Iterator[tuple[str, ...]]:
+    """A row for each module; those of the same kind are equal."""
+    for one in plan.adapted:
+        what = f"{'trained' if one.trained else 'frozen'}, by {one.pattern!r}"
+        numbers = (str(one.rank), f"{one.alpha:g}", f"{one.scale:g}", what)
+        yield _kind(one.module), "x".join(map(str, one.shape)), *numbers
+    for one in plan.skipped:
+        shape = "x".join(map(str, one.shape))
+        yield _kind(one.module), shape, "", "", "", f"no: {one.reason}"
+
+
+def _kind(module: str) -> str:
+    parts = (part for part in module.split(".") if not part.isdigit())
+    return ".".join(parts).removeprefix("model.").removeprefix("layers.")
 
 
 def show_step(

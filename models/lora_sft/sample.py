@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vkjit_models.common.adapter_io import load_adapter
-from vkjit_models.llama.lora import from_peft
-from vkjit_models.llama.model import LlamaSpec
+from vkjit_models.common.adapter_gguf import load_any_adapter
+from vkjit_models.llama.lora import from_peft, with_adapter
 
 from .base import load_base
 from .evaluate import Evaluator
@@ -18,15 +17,16 @@ def greedy_reply(question: str, model: str, adapter: Path | None, longest: int) 
     Args:
         question: What the user says.
         model: A GGUF file, or "smollm2".
-        adapter: Folder of an adapter in PEFT's layout; None for the base model.
+        adapter: A folder in PEFT's layout or a GGUF file; None for the base model.
         longest: Tokens of the reply, at most.
 
     Raises:
         DataError: Model or adapter cannot be read, or do not belong together.
     """
     base = load_base(model)
-    spec, adapters = LlamaSpec(base.hyper), {}
+    spec, adapters = base.spec, {}
     if adapter is not None:
-        config, tensors = load_adapter(adapter)
-        spec, adapters = LlamaSpec(base.hyper, config.scale), from_peft(base.hyper, tensors)
+        config, tensors = load_any_adapter(adapter, base.hyper)
+        adapters = from_peft(base.hyper, tensors)
+        spec = with_adapter(spec, config, adapters)
     return Evaluator(spec, base.params).reply(base, adapters, question, longest)

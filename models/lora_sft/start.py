@@ -8,7 +8,7 @@ from typing import Any
 from vkjit.errors import ConfigError
 from vkjit_models.common.adapter_gguf import load_any_adapter
 from vkjit_models.common.gguf import LlamaHyper
-from vkjit_models.llama.lora import LoraPlan, adapted_spec, from_peft, init_adapters
+from vkjit_models.llama.lora import LoraPlan, from_peft, init_adapters
 from vkjit_models.llama.model import LoraPair, Params
 
 
@@ -33,8 +33,6 @@ def start_adapters(
         return fresh
     config, tensors = load_any_adapter(start, hyper)
     found = from_peft(hyper, tensors)
-    spec = adapted_spec(hyper, config, found)
-    scales = dict(spec.lora_scales)
     rows = {row.module: row for row in plan.adapted}
     for name, pair in found.items():
         row = rows.get(name)
@@ -43,7 +41,7 @@ def start_adapters(
                 f"start: {start} adapts {name}, expected layers among the {len(rows)} that [lora] "
                 "chooses; widen lora.targets or lora.layers"
             )
-        rank, scale = pair.a.shape[0], scales.get(name, spec.lora_scale)
+        rank, scale = pair.a.shape[0], config.scale_of(name)
         if rank != row.rank or abs(scale - row.scale) > 1e-6 * abs(row.scale):
             raise ConfigError(
                 f"start: {start} has rank {rank} and scale {scale:g} for {name}, expected rank "

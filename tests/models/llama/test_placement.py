@@ -12,8 +12,8 @@ import vkjit as vj
 import vkjit.numpy as jnp
 from vkjit.errors import ConfigError
 from vkjit_models.common.adapter_config import AdapterConfig
-from vkjit_models.llama.lora import LoraSpec, adapted_spec, plan_adapters
-from vkjit_models.llama.model import LoraPair, forward
+from vkjit_models.llama.lora import LoraSpec, plan_adapters, with_adapter
+from vkjit_models.llama.model import LlamaSpec, LoraPair, forward
 from vkjit_models.llama.placement import parse_layers
 
 from .tiny import HYPER, INPUTS, random_adapters, random_params
@@ -89,7 +89,7 @@ def test_ranks_and_scales_of_single_layers() -> None:
                                   for pair in adapters.values())  # fmt: skip
     # The plan's constants are those that the written config gives back.
     config = plan.peft_config(None)
-    assert adapted_spec(HYPER, config, adapters) == plan.llama_spec(HYPER)
+    assert with_adapter(LlamaSpec(HYPER), config, adapters) == plan.llama_spec(HYPER)
     assert dict(plan.llama_spec(HYPER).lora_scales)["model.layers.1.mlp.down_proj"] == 2.0
 
 
