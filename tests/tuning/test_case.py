@@ -10,7 +10,9 @@ import pytest
 
 import vkjit as vj
 import vkjit.numpy as jnp
+from tests.quantized_products import Case as Quantized
 from tests.tuning.fakes import DEFAULT, GPU, FakeGpu, product
+from vkjit.blocks import Q4_K, Q8_0, BlockType
 from vkjit.lowering.compile import compile_program
 from vkjit.lowering.kernel.specs import Precision
 from vkjit.lowering.kernel.types import F16, F32
@@ -105,6 +107,29 @@ def test_small_variants_are_right_by_the_default_templates(
             got = rig.results(small, schedule, rig.upload(small, arrays))
             for store, want in zip(small.group.stores, wanted(small, arrays), strict=True):
                 assert excess(strided(got[store.array], store.view), want) <= 1
+
+
+@pytest.mark.parametrize("block_type", [Q4_K, Q8_0], ids=str)
+@pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
+def test_small_variants_out_of_blocks_are_right(
+    block_type: BlockType,
+    forward: bool,  # noqa: FBT001  a table
+    gpu: FakeGpu,
+) -> None:
+    whole = Quantized(block_type, 24, 256, 512, forward, F16)
+    case = case_of(whole.group(), whole.arrays())
+    assert case is not None
+    assert f"{block_type}:f16[" in group_key(case)
+    rig = Rig(gpu, gpu.clock)
+    for sizes in ((17, 64, 32), (8, 19, 33)):
+        small = twin(case, sizes)
+        assert group_key(small).split("f16", 1)[1] == group_key(case).split("f16", 1)[1]
+        for kind in Values:
+            arrays = inputs(small, kind, 1)
+            got = rig.results(small, DEFAULT, rig.upload(small, arrays))
+            (want,), (store,) = wanted(small, arrays), small.group.stores
+            assert excess(strided(got[store.array], store.view), want) <= 1
+    assert rig.filled(case)[1].nbytes == case.nbytes(1)
 
 
 def test_views_stay_inside_their_arrays() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from vkjit.blocks import BlockType
 from vkjit.lowering.artifact import Launch, Plan, PlannedBuffer, Range, Role
 from vkjit.lowering.compile import lower_group
 from vkjit.lowering.kernel.elements import memory_type
@@ -26,6 +27,7 @@ from vkjit.lowering.templates.context import Lowered, TemplateContext
 
 _ALIGNMENT = 256  # of temporaries in the arena, in bytes
 _CLASSES = (8, 4, 2)  # elements; strides that share these divisors share loads of vectors
+_BLOCK_CLASSES = (32, 16, *_CLASSES)  # numbers in blocks; runs of 32 share a scale
 
 
 @final
@@ -41,6 +43,11 @@ class Case:
         """Every read of memory: both operands, then those of the epilogue."""
         body = [s for s in self.group.body if isinstance(s, LoadStep) and s.array != IOTA]
         return [self.group.lhs, self.group.rhs, *body]
+
+    @property
+    def blocks(self) -> dict[int, BlockType]:
+        """The arrays that lie in blocks."""
+        return {s.array: s.blocks for s in self.loads if s.blocks is not None}
 
     @property
     def reads(self) -> list[int]:
@@ -146,12 +153,14 @@ def twin(case: Case, sizes: tuple[int, int, int], batch: int = 2) -> Case:
         1 if old == 1 else new for old, new in zip((group.m, group.n, group.k), sizes, strict=True)
     )
     batches = tuple(min(size, batch) for size in group.batch)
-    lengths = [1] * len(case.infos)
+    lengths, in_blocks = [1] * len(case.infos), case.blocks
 
     def moved(array: int, view: View, shape: tuple[int, ...]) -> View:
-        small = _laid_out(view, (*batches, *shape))
+        blocks = in_blocks.get(array)
+        classes = _CLASSES if blocks is None else _BLOCK_CLASSES
+        small = _laid_out(view, (*batches, *shape), classes)
         if array != IOTA:
-            lengths[array] = max(lengths[array], reach(small))
+            lengths[array] = max(lengths[array], _elements(reach(small), blocks))
         return small
 
     def load(step: LoadStep, *shape: int) -> LoadStep:
@@ -217,16 +226,21 @@ def stride_class(stride: int) -> str:
     return ("-" if stride < 0 else "") + (str(found) if found else "x")
 
 
-def _laid_out(view: View, shape: tuple[int, ...]) -> View:
+def _elements(numbers: int, blocks: BlockType | None) -> int:
+    """Elements of an array of so many numbers."""
+    return numbers if blocks is None else -(-numbers // blocks.size) * blocks.nbytes // blocks.unit
+
+
+def _laid_out(view: View, shape: tuple[int, ...], classes: tuple[int, ...]) -> View:
     """A view of another shape with axes in the same order and strides of the same classes."""
     strides = [0] * len(shape)
-    offset, span = view.offset % max(_CLASSES), 1
+    offset, span = view.offset % max(classes), 1
     by_stride: Callable[[int], int] = lambda axis: abs(view.strides[axis])  # noqa: E731  one line
     for axis in sorted(range(len(shape)), key=by_stride):
         old, size = view.strides[axis], shape[axis]
         if old == 0:
             continue
-        new = 1 if abs(old) == 1 else _like(old, max(span, 2))
+        new = 1 if abs(old) == 1 else _like(old, max(span, 2), classes)
         span = max(span, new * max(size, 1))
         if old < 0:
             offset += new * max(size - 1, 0)
@@ -234,10 +248,10 @@ def _laid_out(view: View, shape: tuple[int, ...]) -> View:
     return View(shape, tuple(strides), offset)
 
 
-def _like(stride: int, least: int) -> int:
+def _like(stride: int, least: int, classes: tuple[int, ...]) -> int:
     """The smallest stride from ``least`` on of the class of ``stride``."""
-    for factor in _CLASSES:
+    for factor in classes:
         if stride % factor == 0:
             up = -(-least // factor)
-            return factor * (up if factor == max(_CLASSES) or up % 2 else up + 1)
+            return factor * (up if factor == max(classes) or up % 2 else up + 1)
     return least if least % 2 else least + 1

@@ -106,7 +106,8 @@ def group_key(case: Case) -> str:
 
 
 def _operand(case: Case, step: LoadStep) -> str:
-    return f"{case.infos[step.array].elem}{_layout(step.view)}"
+    elem = case.infos[step.array].elem if step.blocks is None else f"{step.blocks}:{step.type}"
+    return f"{elem}{_layout(step.view)}"
 
 
 def _layout(view: View) -> str:
@@ -123,6 +124,7 @@ def _epilogue(case: Case) -> str:
     for step in body:
         if isinstance(step, LoadStep):
             elem = case.infos[step.array].elem if step.array >= 0 else "index"
+            elem = elem if step.blocks is None else step.blocks
             parts.append(f"load {elem}{_layout(step.view)} {step.type}")
         else:
             parts.append(_ADDRESS.sub("", repr(step)))

@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from vkjit.blocks import BlockType, decode
 from vkjit.lowering.compile import lower_group
 from vkjit.lowering.kernel.interpret import run
 from vkjit.lowering.kernel.interpret_ops import DTYPES
@@ -60,6 +61,10 @@ _FUNCTION_ULPS = 32.0
 """Two results of an elementary function, each within 16 ulp: what ``legalize`` is tested to."""
 
 
+_SCALES, _LARGEST_SCALE = {"d", "m", "dmin"}, 2.0**-13
+"""Fields of blocks that scale their codes; times 63 * 127 it is below 1."""
+
+
 class Values(Enum):
     """Kinds of inputs."""
 
@@ -81,9 +86,13 @@ def inputs(case: Case, values: Values, seed: int) -> Arrays:
     """Contents of the arrays that a case reads."""
     rng = np.random.default_rng(seed)
     found: Arrays = {}
+    in_blocks = case.blocks
     for array in case.reads:
-        info = case.infos[array]
-        found[array] = _filled(rng, info, values, case)
+        info, blocks = case.infos[array], in_blocks.get(array)
+        if blocks is None:
+            found[array] = _filled(rng, info, values, case)
+        else:
+            found[array] = random_blocks(rng, info, blocks)
     return found
 
 
@@ -95,6 +104,16 @@ def random_values(rng: np.random.Generator, info: ArrayInfo) -> Array:
     if info.elem.kind == "int":
         return rng.integers(-8, 9, size).astype(dtype)
     return _uniform(rng, size).astype(dtype)
+
+
+def random_blocks(rng: np.random.Generator, info: ArrayInfo, blocks: BlockType) -> Array:
+    """Any codes, and scales that keep all numbers below 1."""
+    dtype = DTYPES[info.elem]
+    count = info.length * dtype.itemsize // blocks.nbytes
+    raw = rng.integers(0, 256, count * blocks.nbytes, np.uint8).view(blocks.dtype)
+    for name in _SCALES & set(raw.dtype.names or ()):
+        raw[name] = rng.uniform(0.5, 1.0, count) * _LARGEST_SCALE
+    return raw.view(dtype)
 
 
 def _uniform(rng: np.random.Generator, size: int) -> Array:
@@ -182,7 +201,7 @@ def _product(case: Case, arrays: Arrays) -> tuple[Array, Array]:
     group = case.group
     exact = group.accumulate.kind != "float"
     wide = np.dtype[Any](np.int64 if exact else np.float64)
-    lhs, rhs = (strided(arrays[s.array], s.view).astype(wide) for s in (group.lhs, group.rhs))
+    lhs, rhs = (strided(_numbers(arrays, s), s.view).astype(wide) for s in (group.lhs, group.rhs))
     product = lhs @ rhs
     if exact:
         # Sums wrap in the accumulator; narrowing keeps the low bits.
@@ -191,6 +210,14 @@ def _product(case: Case, arrays: Arrays) -> tuple[Array, Array]:
     error = sum_bound(case) * magnitude
     error += unit(group.body[0].type) * 2 * np.abs(product)
     return product, error + tiny(group.body[0].type)
+
+
+def _numbers(arrays: Arrays, step: LoadStep) -> Array:
+    """The numbers of an operand's array, in the operand's type where they lie in blocks."""
+    array = arrays[step.array]
+    if step.blocks is None:
+        return array
+    return decode(step.blocks, array.view(step.blocks.dtype)).astype(DTYPES[step.type])
 
 
 def _spread(case: Case, store: StoreStep, middle: Array, low: Array, high: Array) -> Wanted:

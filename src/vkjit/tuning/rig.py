@@ -10,13 +10,14 @@ from typing import Any, final
 
 import numpy as np
 
+from vkjit.blocks import BlockType
 from vkjit.lowering.kernel.elements import memory_type
 from vkjit.lowering.kernel.interpret_ops import DTYPES
 from vkjit.lowering.kernel.types import ScalarType
 from vkjit.lowering.plan.schedule import GpuContract
 from vkjit.runtime.device import Device, DeviceBuffer, Loaded
 from vkjit.tuning.case import Case, Trial, trial
-from vkjit.tuning.reference import Array, Arrays, random_values
+from vkjit.tuning.reference import Array, Arrays, random_blocks, random_values
 
 Clock = Callable[[], float]
 """Seconds, from any start."""
@@ -55,7 +56,7 @@ class Rig:
         self._last = self._at_speed = 0.0
         self._pacer: _Pacer | None = None
         self._trials: dict[tuple[Case, GpuContract], Trial] = {}
-        self._random: dict[tuple[ScalarType, int], DeviceBuffer] = {}
+        self._random: dict[tuple[ScalarType | BlockType, int], DeviceBuffer] = {}
 
     def upload(self, case: Case, arrays: Arrays) -> list[DeviceBuffer]:
         """The arrays that a case reads."""
@@ -67,12 +68,15 @@ class Rig:
         Cases share them: memory and time are those of the largest.
         """
         found: list[DeviceBuffer] = []
+        in_blocks = case.blocks
         for place, array in enumerate(case.reads):
-            elem = case.infos[array].elem
-            known = self._random.get((elem, place))
+            info, blocks = case.infos[array], in_blocks.get(array)
+            key = (blocks or info.elem, place)
+            known = self._random.get(key)
             if known is None or known.nbytes < case.nbytes(array):
-                values = random_values(np.random.default_rng(place), case.infos[array])
-                known = self._random[elem, place] = self.device.upload(_stored(values))
+                rng = np.random.default_rng(place)
+                values = random_blocks(rng, info, blocks) if blocks else random_values(rng, info)
+                known = self._random[key] = self.device.upload(_stored(values))
             found.append(known)
         return found
 
