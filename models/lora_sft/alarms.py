@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -43,6 +42,11 @@ class Alarm:
     ]  # fmt: skip
     level: Literal["warning", "error"]
     message: str
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it ends the run."""
+        return self.level == "error"
 
 
 def still_tensors(movement: Movement, still_steps: int) -> list[Alarm]:
@@ -137,11 +141,3 @@ def outcome(movement: Movement, off: HeldOut, on: HeldOut, least: float) -> list
             f"the held-out loss rose by {-100 * change:.1f}%; lower optimizer.learning_rate"
         ))]  # fmt: skip
     return []
-
-
-def as_event(step: int, alarm: Alarm) -> Mapping[str, object]:
-    """The line of ``events.jsonl``."""
-    return {
-        "step": step, "event": "alarm", "kind": alarm.kind, "level": alarm.level,
-        "message": alarm.message,
-    }  # fmt: skip

@@ -20,7 +20,7 @@ from vkjit_models.llama.model import Adapters
 from . import alarms
 from .alarms import Alarm
 from .config import RunConfig
-from .data import TrainingData, training_rows
+from .data import TrainingData, WindowSet, training_rows
 from .divergence import DivergenceGuard, Stop
 from .evaluate import Evaluator, HeldOut
 from .logs import RunLogs
@@ -47,6 +47,7 @@ class Parts:
         store: Where checkpoints go.
         console: Where alarms are printed.
         device: Name of the device that computes.
+        probe: The records that are followed, in windows of their own; None: none.
         predicted_bytes: Arrays that a step holds, known before it ran.
     """
 
@@ -59,6 +60,7 @@ class Parts:
     store: CheckpointStore
     console: Console
     device: str
+    probe: WindowSet | None
     predicted_bytes: int
 
 
@@ -74,8 +76,23 @@ class Loop:
         rates: Tokens per second of this process's steps.
     """
 
-    def __init__(self, parts: Parts, logs: RunLogs, state: TrainState, step: int) -> None:
-        """Goes on from ``state``, ``step`` steps into the run."""
+    def __init__(
+        self,
+        parts: Parts,
+        logs: RunLogs,
+        state: TrainState,
+        step: int,
+        stored: Mapping[str, Any],
+    ) -> None:
+        """Goes on from a state.
+
+        Args:
+            parts: What to work with.
+            logs: Where rows go.
+            state: Adapters, optimizer and counts.
+            step: Steps done.
+            stored: What the checkpoint of that step holds beside arrays; empty at the start.
+        """
         self.state, self.step = state, step
         self.stop: Stop | None = None
         self.raised: list[Alarm] = []
@@ -84,17 +101,10 @@ class Loop:
         self._off: HeldOut | None = None
         self._on: tuple[int, HeldOut] | None = None
         self._saved = step if step else -1
-        self.restore({})
-
-    def restore(self, stored: Mapping[str, Any]) -> None:
-        """Takes what `_stored` put into a checkpoint."""
-        config, train = self._parts.config, self._parts.data.train
-        self._guard = DivergenceGuard(config.stop, stored.get("divergence"))
+        self._guard = DivergenceGuard(parts.config.stop, stored.get("divergence"))
         self._first = FirstLosses(stored.get("windows"))
         self._known: set[str] = set(stored.get("alarms", ()))
-        self._probe: Probe | None = None
-        if config.log.probe_records:
-            self._probe = Probe(train.probe(config.log.probe_records), stored.get("probe"))
+        self._probe = Probe(parts.probe, stored.get("probe")) if parts.probe else None
         self._held_out_before: float | None = stored.get("held_out")
 
     def run(self, last: int, display: Display, interrupted: Callable[[], bool]) -> None:
@@ -136,10 +146,10 @@ class Loop:
             self._known.add(one.kind)
             self.raised.append(one)
             self._logs.event(self.step, "alarm", **vars(one))
-            style = "red" if one.level == "error" else "yellow"
+            style = "red" if one.is_error else "yellow"
             text = f"{one.level}: {one.message}"
             self._parts.console.print(text, style=style, markup=False, highlight=False)
-            if one.level == "error" and one.kind in ("did not move", "evaluation blind"):
+            if one.is_error and one.kind in ("did not move", "evaluation blind"):
                 self.stop = Stop(one.kind, self.step, one.message)
 
     def _advance(self) -> tuple[dict[str, Any], StepTally]:
@@ -256,7 +266,8 @@ class Loop:
             "windows": self._first.stored(),
             "probe": self._probe.stored() if self._probe else None,
             "held_out": self._held_out_before,
-            "alarms": sorted(self._known),
+            # Errors are told again: a run that was ended and goes on must end again.
+            "alarms": sorted(self._known - {one.kind for one in self.raised if one.is_error}),
         }
 
     def _show(self, display: Display, row: Mapping[str, Any], tally: StepTally) -> None:

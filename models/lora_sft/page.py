@@ -80,7 +80,10 @@ def write_report(folder: Path) -> Path:
 def _head(name: str, record: Mapping[str, Any], logs: Mapping[str, Log]) -> str:
     steps, held_out = logs["steps"], logs["held_out"]
     done = int(float(steps["step"][-1])) if steps["step"] else 0
-    cards = [("status", str(record["status"])), ("steps", f"{done} of {record['steps']}")]
+    status = str(record["status"])
+    if status == "running":
+        status = "running, or killed"
+    cards = [("status", status), ("steps", f"{done} of {record['steps']}")]
     if held_out["step"]:
         last = {key: float(column[-1]) for key, column in held_out.items()}
         bounds = f"{last['perplexity_low']:.2f} to {last['perplexity_high']:.2f}"

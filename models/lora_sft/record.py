@@ -28,7 +28,7 @@ class RunRecord:
     def __init__(
         self, folder: Path, config: RunConfig, plan: LoraPlan, facts: Mapping[str, Any]
     ) -> None:
-        """Writes ``config.json`` and begins the record.
+        """Nothing is written yet.
 
         Args:
             folder: The run's.
@@ -36,7 +36,7 @@ class RunRecord:
             plan: Its adapters.
             facts: The receipt of this process.
         """
-        self._path = folder / NAME
+        self._path, self._config = folder / NAME, config
         self._part: dict[str, Any] = {"from_step": 0, **facts}
         self._content: dict[str, Any] = {
             "status": "running",
@@ -49,18 +49,18 @@ class RunRecord:
             },
             "parts": [self._part],
         }
-        text = json_text(config.resolved(), indent=2) + "\n"
-        write_atomic(folder / "config.json", text.encode())
 
     @property
     def status(self) -> str:
         """How the run stands: "running" or how it ended."""
         return str(self._content["status"])
 
-    def resumed(self, step: int) -> None:
-        """Keeps the parts of the processes before this one, which goes on after ``step``."""
+    def begin(self, step: int) -> None:
+        """Writes ``config.json``; a run that goes on after ``step`` keeps its earlier parts."""
+        text = json_text(self._config.resolved(), indent=2) + "\n"
+        write_atomic(self._path.with_name("config.json"), text.encode())
         self._part["from_step"] = step
-        if self._path.exists():
+        if step and self._path.exists():
             before = json.loads(self._path.read_text(encoding="utf-8"))
             self._content["parts"] = [*before.get("parts", []), self._part]
             self._content["status"] = before.get("status", "running")

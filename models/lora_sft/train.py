@@ -127,8 +127,7 @@ def train(
     show_data(console, data, config.data)
     show_warnings(console, context_warnings(config.data, base.hyper.context_length))
     state, step, stored = run.start()
-    if step:
-        run.record.resumed(step)
+    run.record.begin(step)
     with RunLogs(config.output.folder, data.train.category_names, step or None) as logs:
         last = config.train.steps
         if step < last:
@@ -162,7 +161,10 @@ class _Run:
         adapters = start_adapters(self.plan, base.hyper, base.params, key, config.lora.start)
         params = with_row_squares(base.params, adapters)
         self._step = compile_step(spec, params, config)
-        self._evaluator = Evaluator(spec, params, _capacity(config, data))
+        chosen = config.log.probe_records
+        self._probe = data.train.probe(chosen) if chosen else None
+        capacity = max(side.capacity for side in (data.held_out, self._probe) if side)
+        self._evaluator = Evaluator(spec, params, capacity)
         identity = {**config.identity(), "data_sha256": data.sha256}
         self._store = CheckpointStore(config.output.folder / "checkpoints", identity)
         self._watch = AdapterWatch(adapters, spec.lora_frozen)
@@ -212,13 +214,11 @@ class _Run:
         parts = Parts(
             self._config, self._data, self._step, self._evaluator, self._off, self._watch,
             self._store, self._console, self._device,
-            self._costs.predicted_bytes if self._costs else 0,
+            self._probe, self._costs.predicted_bytes if self._costs else 0,
         )  # fmt: skip
-        loop = Loop(parts, logs, state, step)
         if step:
             self._watch.resume(step, state.adapters)
-            loop.restore(stored)
-        return loop
+        return Loop(parts, logs, state, step, stored)
 
     def go(self, loop: Loop, last: int) -> None:
         """Steps until ``last``, a stop or an interrupt."""
@@ -307,14 +307,6 @@ class _Run:
         if warning is not None:
             found.append(alarms.Alarm("pull too weak", "warning", warning))
         return found
-
-
-def _capacity(config: RunConfig, data: TrainingData) -> int:
-    """Targets that every evaluated window has room for: one program for all."""
-    capacity = data.held_out.capacity
-    if config.log.probe_records:
-        capacity = max(capacity, data.train.probe(config.log.probe_records).capacity)
-    return capacity
 
 
 def _status(result: RunResult) -> str:

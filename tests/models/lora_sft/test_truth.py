@@ -117,7 +117,7 @@ def test_a_window_seen_again_is_compared_with_its_first_loss(finished: RunConfig
             assert math.isnan(float(change))
             first[window] = loss
     assert len(first) == 6
-    np.testing.assert_array_equal(floats(steps["loss_change"]), floats(windows["change"]))
+    np.testing.assert_allclose(floats(steps["loss_change"]), floats(windows["change"]), rtol=1e-12)
 
 
 def test_the_probe_is_the_same_under_every_seed(
