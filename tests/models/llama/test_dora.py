@@ -15,7 +15,7 @@ import pytest
 
 import vkjit as vj
 import vkjit.numpy as jnp
-from vkjit import random
+from vkjit import quant, random
 from vkjit.errors import ArgumentError
 from vkjit_models.llama.lora import (
     LoraSpec,
@@ -131,3 +131,43 @@ def test_states_of_half_precision_stay_so() -> None:
     got = forward(replace(SPEC, dtype="bfloat16"), PARAMS, ADAPTERS, tokens)
     want = forward(SPEC, PARAMS, ADAPTERS, tokens)
     np.testing.assert_allclose(got, want, rtol=0, atol=0.05 * np.abs(np.asarray(want)).max())
+
+
+def test_norms_read_a_packed_weight_in_place() -> None:
+    """No float copy: beside its arguments the program holds less than a tenth of the weight."""
+    rng = np.random.default_rng(2)
+    weight = quant.quantize(jnp.asarray(rng.standard_normal((256, 512), np.float32)), "q4_0")
+    pair = LoraPair(
+        *(jnp.asarray(rng.standard_normal(s, np.float32)) for s in ((3, 512), (256, 3)))
+    )
+    run = vj.jit(partial(adapted_norms, scale=0.5))
+    numbers = np.asarray(weight.dequantize(), np.float64)
+    want = np.linalg.norm(numbers + 0.5 * np.asarray(pair.b, np.float64) @ pair.a, axis=1)
+    np.testing.assert_allclose(run(weight, pair), want, rtol=2e-6)
+    memory = run.compile(weight, pair).memory()
+    assert memory.peak - memory.inputs < 0.1 * 4 * 256 * 512
+
+
+def test_gradients_on_a_packed_base_are_those_on_its_numbers() -> None:
+    hyper = replace(HYPER, hidden_size=32, intermediate_size=64, layers=1, head_dim=16)
+    plan = plan_adapters(hyper, LoraSpec(2, 3.0, dora=True))
+    spec, adapters = plan.llama_spec(hyper), random_adapters(plan)
+    params = random_params(3, hyper)
+    packed = params | {
+        f"{row.module}.weight": quant.quantize(params[f"{row.module}.weight"], "q8_0")
+        for row in plan.adapted
+    }
+    plain = {
+        name: value.dequantize() if isinstance(value, quant.QuantizedArray) else value
+        for name, value in packed.items()
+    }
+
+    def loss(params: Any, adapters: Any) -> Any:
+        return jnp.sum(jnp.sin(forward(spec, params, adapters, INPUTS)))
+
+    got = vj.jit(vj.grad(partial(loss, with_row_squares(packed, adapters))))(adapters)
+    want = vj.jit(vj.grad(partial(loss, plain)))(adapters)
+    for name, pair in got.items():
+        for found, expected in zip(pair, want[name], strict=True):
+            bound = 1e-5 * np.abs(np.asarray(expected)).max()
+            np.testing.assert_allclose(found, expected, rtol=0, atol=bound, err_msg=name)
