@@ -7,6 +7,7 @@ Layouts are those of ggml (``ggml-common.h``, MIT), little-endian.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
@@ -143,6 +144,15 @@ def encode(block_type: BlockType, numbers: NDArray[Any]) -> NDArray[Any]:
     rows = np.asarray(numbers, np.float32).reshape((*blocks.shape, block_type.size))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         _ENCODERS[block_type.name](rows, blocks)
+    return blocks
+
+
+def drawn(block_type: BlockType, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
+    """Blocks with random codes and scales between 0.01 and 1: numbers for checks of devices."""
+    nbytes = math.prod(shape) * block_type.nbytes
+    blocks = rng.integers(0, 256, nbytes, np.uint8).view(block_type.dtype).reshape(shape)
+    for field in [name for name in block_type.dtype.names or () if name in ("d", "dmin", "m")]:
+        blocks[field] = rng.uniform(0.01, 1, shape)
     return blocks
 
 

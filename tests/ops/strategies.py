@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from vkjit import dtypes
+from vkjit.blocks import drawn
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Primitive, Sample
 from vkjit.ir.program import Program
@@ -32,6 +33,8 @@ def draw(sample: Sample, seed: int) -> list[Array]:
 
 
 def draw_one(of: Aval, rng: np.random.Generator, low: float, high: float) -> Array:
+    if of.block is not None:
+        return drawn(of.block, of.shape, rng)
     if of.dtype == dtypes.bool_:
         return np.asarray(rng.random(of.shape) < 0.5)
     if dtypes.is_int(of.dtype):

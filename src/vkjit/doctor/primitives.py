@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vkjit import dtypes
+from vkjit.blocks import drawn
 from vkjit.doctor.comparing import Array, Mismatch
 from vkjit.doctor.session import Judge, Session
 from vkjit.doctor.tolerances import Kind
@@ -50,12 +51,15 @@ def _check(session: Session, name: str, sample: Sample) -> None:
         got = device.download(buffer, of.dtype, of.shape)
         if want.dtype != of.dtype:
             session.report(Mismatch(name, 1, 1, (), str(of.dtype), str(want.dtype), np.inf, 0.0))
-        session.compare(f"{name}, result {number}", got, want, judge.limit(of.dtype))
+        got, want = _plain(got, of), _plain(want, of)
+        session.compare(f"{name}, result {number}", got, want, judge.limit(got.dtype))
 
 
 def _drawn(of: Aval, sample: Sample, rng: np.random.Generator) -> Array:
     """Values for one operand in the range of the sample."""
     low, high = sample.low, sample.high
+    if of.block is not None:
+        return drawn(of.block, of.shape, rng)
     if of.dtype == dtypes.bool_:
         return np.asarray(rng.random(of.shape) < 0.5)
     if dtypes.is_int(of.dtype):
@@ -64,6 +68,13 @@ def _drawn(of: Aval, sample: Sample, rng: np.random.Generator) -> Array:
         return np.asarray(rng.integers(first, last + 1, of.shape)).astype(of.dtype)
     values = np.asarray(rng.random(of.shape) * (high - low) + low)
     return values.astype(np.float32).astype(of.dtype)
+
+
+def _plain(values: Array, of: Aval) -> Array:
+    """Blocks as their bytes; numbers as they are."""
+    if of.block is None:
+        return values
+    return np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
 
 
 def _bound(sample: Sample, *values: Any) -> list[Any]:
