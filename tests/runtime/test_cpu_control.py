@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import _thread
 import functools
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,16 @@ from vkjit.lowering.kernel.nodes import Kernel, Value
 from vkjit.lowering.kernel.types import I32, I64, Access, CmpOp
 from vkjit.runtime import get_device
 
-needs_the_main_thread = pytest.mark.skipif(
-    threading.current_thread() is not threading.main_thread(),
-    reason="signals are raised in the main thread",
-)
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Interrupts are errors, also where the process was started to ignore them (``nohup``)."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals are raised in the main thread")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
 
 COUNT = 16
 SLOT = 4 * COUNT
@@ -290,7 +297,7 @@ def test_a_failed_run_gives_its_memory_back() -> None:
     assert device.memory_stats().live_bytes == before
 
 
-@needs_the_main_thread
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_native_code_runs_reaches_the_caller_of_the_run() -> None:
     turns = 200
     seen: list[int] = []
@@ -310,7 +317,7 @@ def test_ctrl_c_while_native_code_runs_reaches_the_caller_of_the_run() -> None:
     assert 1 < len(seen) < turns
 
 
-@needs_the_main_thread
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_while_loop_that_does_not_end() -> None:
     condition = block(launch(below(5), first(1), first(2)))
     body = block(launch(plus(0), slot(0), slot(1)))
