@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from itertools import product
 from typing import final
 
 from vkjit.errors import InternalError
 from vkjit.lowering.gpu.gemm_coop_finish import Finish, Sums
 from vkjit.lowering.gpu.gemm_coop_schedule import Scheme, scheme_of
-from vkjit.lowering.gpu.gemm_coop_tiles import Fetch, Tile
+from vkjit.lowering.gpu.gemm_coop_tiles import Tile
 from vkjit.lowering.gpu.gemm_epilogue import buffers_of
 from vkjit.lowering.gpu.gemm_join import split_sum
-from vkjit.lowering.gpu.gemm_operand import is_packed
 from vkjit.lowering.gpu.grid import Grid
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
@@ -130,19 +128,18 @@ class _Workgroup:
     ) -> list[Value]:
         """The fragments of this subgroup after all steps."""
         b, depth, k = self.b, self.s.block_k, self.group.k
-        units = _arrived(self.fetch(batch, first, b.index(0)))
+        units = self.fetch(batch, first, b.index(0))
         if k <= depth:
-            self.put(units)
+            self.put(units, batch, first, b.index(0))
             b.barrier()
-            return self.multiplied(sums, ())[0]
+            return self.multiplied(sums)
         count = len(sums)
         with b.loop(b.index(0), b.index(k), b.index(depth), [*sums, *units], hint="k") as loop:
             b.barrier()
-            self.put(loop.carried[count:])
+            self.put(loop.carried[count:], batch, first, loop.index)
             b.barrier()
-            coming = self.ahead(batch, first, loop.index, loop.carried[count:])
-            after, units = self.multiplied(loop.carried[:count], coming)
-            loop.yields(*after, *units)
+            units = self.ahead(batch, first, loop.index, loop.carried[count:])
+            loop.yields(*self.multiplied(list(loop.carried[:count])), *units)
         return list(loop.results[:count])
 
     def ahead(
@@ -151,96 +148,74 @@ class _Workgroup:
         first: tuple[Value, Value],
         step: Value,
         units: Sequence[Value],
-    ) -> list[Fetch]:
-        """Units of the tiles after those from ``step`` on; after the last ones, any.
-
-        No branch is around the reads of blocks, so that their decoding may stand elsewhere.
-        """
+    ) -> tuple[Value, ...]:
+        """Units of the tiles after those from ``step`` on; after the last ones, ``units``."""
         b = self.b
         following = b.offset(step, self.s.block_k)
-        if is_packed(self.group):
-            last = (self.group.k - 1) // self.s.block_k * self.s.block_k
-            return self.fetch(batch, first, b.binary(BinOp.MIN_U, following, b.index(last)))
         more = b.compare(CmpOp.LT, following, b.index(self.group.k))
         branch = b.branch(more, [unit.type for unit in units])
         with branch.then() as region:
-            region.yields = tuple(_arrived(self.fetch(batch, first, following)))
+            region.yields = tuple(self.fetch(batch, first, following))
         with branch.otherwise() as region:
             region.yields = tuple(units)
-        return [partial(list[Value], branch.results)]
+        return branch.results
 
-    def fetch(self, batch: Sequence[Value], first: tuple[Value, Value], step: Value) -> list[Fetch]:
-        """Units of both tiles from ``step`` on, to registers."""
-        lhs, rhs = (self.lhs, (first[0], step)), (self.rhs, (first[1], step))
-        if is_packed(self.group):
-            return self.fetched([lhs], batch) + self.fetched([rhs], batch)
-        return self.fetched([lhs, rhs], batch)
+    def fetch(self, batch: Sequence[Value], first: tuple[Value, Value], step: Value) -> list[Value]:
+        """Units of both tiles from ``step`` on, to registers.
 
-    def fetched(
-        self, tiles: Sequence[tuple[Tile, tuple[Value, Value]]], batch: Sequence[Value]
-    ) -> list[Fetch]:
-        """Units of ``tiles`` at their places.
-
-        Only tiles at an edge ask of every unit whether it is there; those of blocks always do.
+        Only tiles at an edge ask of every unit whether it is there.
         """
-        b = self.b
+        b, tiles = self.b, (self.lhs, self.rhs)
+        places = [(start, step) for start in first]
 
-        def fetched(*, guarded: bool) -> list[Fetch]:
-            return [
-                units
-                for tile, place in tiles
-                for units in tile.fetch(self.buffers, batch, place, guarded=guarded)
+        def fetched(*, guarded: bool) -> list[Value]:
+            units = [
+                tile.fetch(self.buffers, batch, place, guarded=guarded)
+                for tile, place in zip(tiles, places, strict=True)
             ]
+            return units[0] + units[1]
 
-        inside = [c for tile, place in tiles for c in tile.is_inside(*place)]
-        if not inside or any(tile.is_packed for tile, _ in tiles):
-            return fetched(guarded=bool(inside))
+        inside = [c for t, p in zip(tiles, places, strict=True) for c in t.is_inside(*p)]
+        if not inside:
+            return fetched(guarded=False)
         whole = inside[0]
         for other in inside[1:]:
             whole = b.binary(BinOp.AND, whole, other)
-        branch = b.branch(whole, [type_ for tile, _ in tiles for type_ in tile.types])
+        branch = b.branch(whole, [*tiles[0].types, *tiles[1].types])
         with branch.then() as region:
-            region.yields = tuple(_arrived(fetched(guarded=False)))
+            region.yields = tuple(fetched(guarded=False))
         with branch.otherwise() as region:
-            region.yields = tuple(_arrived(fetched(guarded=True)))
-        return [partial(list[Value], branch.results)]
+            region.yields = tuple(fetched(guarded=True))
+        return list(branch.results)
 
-    def put(self, units: Sequence[Value]) -> None:
-        """Fetched units to shared memory."""
+    def put(
+        self,
+        units: Sequence[Value],
+        batch: Sequence[Value],
+        first: tuple[Value, Value],
+        step: Value,
+    ) -> None:
+        """Units of both tiles from ``step`` on, as they were fetched, to shared memory."""
         count = len(self.lhs.types)
-        self.lhs.put(units[:count])
-        self.rhs.put(units[count:])
+        self.lhs.put(units[:count], self.buffers, batch, (first[0], step))
+        self.rhs.put(units[count:], self.buffers, batch, (first[1], step))
 
-    def multiplied(
-        self, sums: Sequence[Value], coming: Sequence[Fetch]
-    ) -> tuple[list[Value], list[Value]]:
-        """``sums`` after the products of both tiles, and the units that came meanwhile.
-
-        What has to be done about these stands between the steps, evenly.
-        """
-        steps = range(0, self.s.block_k, self.s.fragment_k)
-        out, units = list(sums), list[Value]()
-        for number, step in enumerate(steps, 1):
-            self.add_products(out, step)
-            until = len(coming) * number // len(steps)
-            units += _arrived(coming[len(coming) * (number - 1) // len(steps) : until])
-        return out, units
-
-    def add_products(self, sums: list[Value], step: int) -> None:
-        """One step of fragments: of all pairs of parts but the smallest."""
+    def multiplied(self, sums: list[Value]) -> list[Value]:
+        """``sums`` after the products of both tiles: of all pairs of parts but the smallest."""
         b, parts = self.b, range(self.scheme.parts)
         rows, columns = self.places
         each = len(rows) * len(columns)
-        left = [[self.lhs.fragment(part, at, step, self.types[0]) for at in rows] for part in parts]
-        for j, at in enumerate(columns):
-            right = [self.rhs.fragment(part, at, step, self.types[1]) for part in parts]
-            for p, q in product(parts, parts):
-                if p + q > 1:
-                    continue
-                for i in range(len(rows)):
-                    place = (p + q) * each + i * len(columns) + j
-                    sums[place] = b.mat_mul_add(left[p][i], right[q], sums[place])
-
-
-def _arrived(coming: Sequence[Fetch]) -> list[Value]:
-    return [unit for units in coming for unit in units()]
+        out = list(sums)
+        for step in range(0, self.s.block_k, self.s.fragment_k):
+            left = [
+                [self.lhs.fragment(part, at, step, self.types[0]) for at in rows] for part in parts
+            ]
+            for j, at in enumerate(columns):
+                right = [self.rhs.fragment(part, at, step, self.types[1]) for part in parts]
+                for p, q in product(parts, parts):
+                    if p + q > 1:
+                        continue
+                    for i in range(len(rows)):
+                        place = (p + q) * each + i * len(columns) + j
+                        out[place] = b.mat_mul_add(left[p][i], right[q], out[place])
+        return out

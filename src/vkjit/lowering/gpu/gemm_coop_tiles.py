@@ -6,15 +6,14 @@ memory are a unit longer than the tile's, which keeps the banks of eight rows ap
 
 An invocation first fetches its units to registers, so that they are under way while the previous
 tile is used. There they are as they were in memory; numbers of 32 bits are narrowed, or split, on
-the way to shared memory. Numbers in quantized blocks are decoded as they are fetched, between
-multiplications: an invocation takes neighbouring units, which share a scale.
+the way to shared memory, and numbers in quantized blocks are decoded. Of those an invocation takes
+neighbouring units, which share a scale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import final
 
 from vkjit.lowering.gpu.gemm_coop_schedule import (
@@ -24,8 +23,9 @@ from vkjit.lowering.gpu.gemm_coop_schedule import (
     along_sum,
     pitch,
 )
-from vkjit.lowering.gpu.gemm_operand import begin_run, read_at
+from vkjit.lowering.gpu.gemm_operand import decoding, read_at, read_types
 from vkjit.lowering.gpu.gemm_split import decoded_in_words, parts_in_words, words_of
+from vkjit.lowering.gpu.short_vectors import Made, after_reads, reads
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.decode import longest
 from vkjit.lowering.kernel.nodes import MatLayout, Value
@@ -36,6 +36,7 @@ from vkjit.lowering.kernel.types import (
     CmpOp,
     MatType,
     MatUse,
+    Type,
     VecType,
 )
 from vkjit.lowering.plan.groups import ContractGroup, LoadStep
@@ -45,8 +46,6 @@ from vkjit.lowering.templates.space import coordinates
 
 _LANES = 4
 
-Fetch = Callable[[], list[Value]]
-"""Units of one run on their way: the call gives them, in registers."""
 _Bounds = tuple[tuple[Value, int | None], tuple[Value, int | None]]
 """Row and column of a unit, each with the end that it must be below, if any."""
 
@@ -99,6 +98,7 @@ class Tile:
         names = (name,) if scheme.parts == 1 else (f"{name}_high", f"{name}_low")
         self.memories = tuple(b.scratch(n, I32, self.rows * self.pitch) for n in names)
         self.run = self._run(schedule.invocations)
+        self._reads = read_types(self.operand, self.run * UNIT) if self._decodes else []
         self.units = self._units(schedule.invocations)
 
     # -- places -----------------------------------------------------------------------------------
@@ -139,11 +139,6 @@ class Tile:
         """Whether units are read as vectors: always aligned, never across an edge."""
         return self._is_whole(UNIT)
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether units are decoded from blocks."""
-        return self.operand.blocks is not None
-
     def _is_whole(self, count: int) -> bool:
         """Whether runs of ``count`` elements are always aligned and never cross an edge."""
         view = self.operand.view
@@ -163,10 +158,17 @@ class Tile:
     # -- from global memory to registers ----------------------------------------------------------
 
     @property
-    def types(self) -> list[VecType]:
-        """What ``fetch`` gives: for every unit a vector of words, or two of float32."""
-        each = [VecType(I32, UNIT_WORDS)] if self.in_words else [VecType(F32, _LANES)] * 2
-        return each * (self.run * len(self.units))
+    def types(self) -> list[Type]:
+        """What ``fetch`` gives: for every unit a vector of words, or two of float32.
+
+        For every run out of blocks what of these is read.
+        """
+        if self._decodes:
+            return self._reads * len(self.units)
+        each: list[Type] = [VecType(I32, UNIT_WORDS)]
+        if not self.in_words:
+            each = [VecType(F32, _LANES)] * 2
+        return each * len(self.units)
 
     def is_inside(self, first: Value, step: Value) -> list[Value]:
         """What holds where the whole tile is inside the operand; nothing where it always is."""
@@ -185,10 +187,25 @@ class Tile:
         place: tuple[Value, Value],
         *,
         guarded: bool,
-    ) -> list[Fetch]:
+    ) -> list[Value]:
         """This invocation's units of the tile at a ``place`` along m (or n) and along the sum.
 
         Beyond the edges there are zeros, if ``guarded``.
+        """
+        read = self._gathered
+        if self.is_whole:
+            read = self._packed if self._decodes else self._whole
+        found: list[Value] = []
+        for where, bounds in self._places(batch, place, guarded=guarded):
+            found += read(buffers, where, bounds)
+        return found
+
+    def _places(
+        self, batch: Sequence[Value], place: tuple[Value, Value], *, guarded: bool
+    ) -> Iterator[tuple[Value, _Bounds]]:
+        """Where in memory each run of this invocation begins, and what tells whether it is there.
+
+        To be used before the next one is asked for.
         """
         b, view = self.b, self.operand.view
         start = b.index(view.offset)
@@ -197,20 +214,13 @@ class Tile:
         begin = place if self.summed else (place[1], place[0])
         ends = self._ends(guarded=guarded)
         between, along = self._strides()
-        found: list[Fetch] = []
         row = column = base = start
         for unit in self.units:
             if unit.ahead == 0:
                 row, column = b.add(begin[0], unit.row), b.add(begin[1], unit.column)
                 base = b.add(b.add(start, b.scaled(row, between)), b.scaled(column, along))
             where = b.offset(base, unit.ahead * between)
-            bounds = ((b.offset(row, unit.ahead), ends[0]), (column, ends[1]))
-            if self.is_whole and self.is_packed:
-                found.append(self._decoded(buffers, where, bounds))
-                continue
-            read = self._whole if self.is_whole else self._gathered
-            found.append(partial(list[Value], read(buffers, where, bounds)))
-        return found
+            yield where, ((b.offset(row, unit.ahead), ends[0]), (column, ends[1]))
 
     def _ends(self, *, guarded: bool) -> tuple[int | None, int | None]:
         """Ends of rows and of columns, where the units may reach beyond them."""
@@ -249,23 +259,38 @@ class Tile:
             return values
         return [b.select(inside, value, _zeros(b, value)) for value in values]
 
-    def _decoded(self, buffers: Buffers, where: Value, bounds: _Bounds) -> Fetch:
-        """One run of units out of blocks."""
+    @property
+    def _decodes(self) -> bool:
+        """Whether units are decoded from blocks on the way to shared memory."""
+        return self.operand.blocks is not None and self.is_whole
+
+    def _packed(self, buffers: Buffers, where: Value, bounds: _Bounds) -> list[Value]:
+        """What a run out of blocks is decoded from."""
+        made, _ = self._decoding(buffers, where, bounds)
+        return reads(self.b, made)
+
+    def _decoding(
+        self, buffers: Buffers, where: Value, bounds: _Bounds
+    ) -> tuple[Made, Value | None]:
+        """What decodes a run, and whether that is inside; None if it always is."""
         b, inside = self.b, self._inside(bounds)
         if inside is not None:
             where = b.select(inside, where, b.index(0))
-        decode = begin_run(b, buffers, self.operand, where, self.run * UNIT)
+        return decoding(buffers, self.operand, where, self.run * UNIT), inside
 
-        def finish() -> list[Value]:
-            values = decode()
-            if self.in_words:
-                pairs = zip(values[::2], values[1::2], strict=True)
-                values = [decoded_in_words(b, pair, self.scheme) for pair in pairs]
-            if inside is None:
-                return values
-            return [b.select(inside, value, _zeros(b, value)) for value in values]
-
-        return finish
+    def _decoded(
+        self, buffers: Buffers, where: Value, bounds: _Bounds, values: Sequence[Value]
+    ) -> list[Value]:
+        """A run as ``types`` are without blocks, from what ``_packed`` has read of it."""
+        b = self.b
+        made, inside = self._decoding(buffers, where, bounds)
+        found = after_reads(b, made, values)
+        if self.in_words:
+            pairs = zip(found[::2], found[1::2], strict=True)
+            found = [decoded_in_words(b, pair, self.scheme) for pair in pairs]
+        if inside is None:
+            return found
+        return [b.select(inside, value, _zeros(b, value)) for value in found]
 
     def _gathered(self, buffers: Buffers, where: Value, bounds: _Bounds) -> list[Value]:
         """One unit element by element, through any strides."""
@@ -289,11 +314,20 @@ class Tile:
 
     # -- from registers to shared memory ----------------------------------------------------------
 
-    def put(self, values: Sequence[Value]) -> None:
-        """Writes fetched units to shared memory."""
+    def put(
+        self,
+        values: Sequence[Value],
+        buffers: Buffers,
+        batch: Sequence[Value],
+        place: tuple[Value, Value],
+    ) -> None:
+        """Writes units that were fetched at ``place`` to shared memory."""
         b, each = self.b, len(values) // len(self.units)
-        for number, unit in enumerate(self.units):
-            run = values[number * each : (number + 1) * each]
+        runs = [values[at : at + each] for at in range(0, len(values), each)]
+        if self._decodes:
+            places = self._places(batch, place, guarded=True)
+            runs = [self._decoded(buffers, *at, run) for run, at in zip(runs, places, strict=True)]
+        for unit, run in zip(self.units, runs, strict=True):
             if unit.exists is None:
                 self._store(unit, run)
             else:

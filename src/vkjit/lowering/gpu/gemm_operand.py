@@ -6,15 +6,13 @@ float32, and rounds them to the operand's type.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from vkjit.errors import InternalError
 from vkjit.lowering.gpu.gemm_epilogue import widened
-from vkjit.lowering.gpu.short_vectors import begun
+from vkjit.lowering.gpu.short_vectors import Made, in_short_vectors, reads
 from vkjit.lowering.kernel.build import Builder
-from vkjit.lowering.kernel.decode import decode, decode_at
+from vkjit.lowering.kernel.decode import decode, decode_at, unit_type
 from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.types import VecType
+from vkjit.lowering.kernel.types import Access, Type, VecType
 from vkjit.lowering.plan.groups import ContractGroup, LoadStep
 from vkjit.lowering.templates.context import Buffers
 
@@ -33,32 +31,35 @@ def nbytes_of(operand: LoadStep) -> float:
     return operand.type.bytes if blocks is None else blocks.nbytes / blocks.size
 
 
-def begin_run(
-    b: Builder, buffers: Buffers, operand: LoadStep, start: Value, lanes: int
-) -> Callable[[], list[Value]]:
-    """``lanes`` consecutive numbers out of blocks, in vectors of four float32, or a single one.
+def decoding(buffers: Buffers, operand: LoadStep, start: Value, lanes: int) -> Made:
+    """What builds ``lanes`` consecutive numbers out of blocks, in float32.
 
     Args:
-        b: builder.
         buffers: of the kernel.
         operand: lies in blocks.
         start: index of a number, a multiple of ``lanes``.
-        lanes: 1, 4, 8 or more, as ``decode`` takes them.
-
-    Returns:
-        what decodes them: memory is read here, but the arithmetic stands where that is called.
+        lanes: as ``decode`` takes them.
     """
     memory, blocks = buffers.of(operand.array), operand.blocks
     if blocks is None:
         raise InternalError(f"gemm: array {operand.array} holds numbers, expected blocks")
-    return begun(b, lambda wide: decode(wide, memory, blocks, start, lanes))
+    return lambda b: decode(b, memory, blocks, start, lanes)
+
+
+def read_types(operand: LoadStep, lanes: int) -> list[Type]:
+    """Types of what ``decoding`` reads."""
+    aside, blocks = Builder("types"), operand.blocks
+    assert blocks is not None
+    memory = aside.buffer("w", unit_type(blocks), blocks.nbytes // blocks.unit, Access.READ)
+    found = reads(aside, lambda b: decode(b, memory, blocks, aside.index(0), lanes))
+    return [value.type for value in found]
 
 
 def read_run(
     b: Builder, buffers: Buffers, operand: LoadStep, start: Value, lanes: int
 ) -> list[Value]:
-    """As ``begin_run``, decoded here, in the operand's type."""
-    found = begin_run(b, buffers, operand, start, lanes)()
+    """A run of numbers out of blocks in the operand's type: vectors of four, or a single one."""
+    found = in_short_vectors(b, decoding(buffers, operand, start, lanes))
     return [widened(b, value, operand.type) for value in found]
 
 

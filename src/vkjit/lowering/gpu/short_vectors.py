@@ -5,7 +5,7 @@ Numbers out of quantized blocks are decoded a run at a time, so that the run sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -33,42 +33,68 @@ LANES = 4
 """Lanes of the longest vector of SPIR-V without special capabilities."""
 
 
-def in_short_vectors(b: Builder, made: Callable[[Builder], Value]) -> list[Value]:
+Made = Callable[[Builder], Value]
+"""Builds one value out of values of another builder, by reads and by arithmetic lane by lane."""
+
+
+def in_short_vectors(b: Builder, made: Made) -> list[Value]:
     """The pieces, in order, of the value that ``made`` builds out of values of ``b``.
 
     Raises:
-        InternalError: ``made`` builds something else than reads and arithmetic lane by lane.
+        InternalError: ``made`` builds something else than ``Made`` says.
     """
-    return begun(b, made)()
+    nodes, wide = _built(b, made)
+    known: dict[Value, list[Value]] = {}
+    _emit(b, known, nodes)
+    return known[wide]
 
 
-def begun(b: Builder, made: Callable[[Builder], Value]) -> Callable[[], list[Value]]:
-    """As ``in_short_vectors`` in two parts: reads stand here, all else where the result is called.
+def reads(b: Builder, made: Made) -> list[Value]:
+    """Only what ``made`` reads from memory: for ``after_reads``, which may stand elsewhere."""
+    nodes, _ = _built(b, made)
+    known: dict[Value, list[Value]] = {}
+    loads = [node for node in nodes if isinstance(node, Load)]
+    _emit(b, known, _needed(nodes, loads, {}))
+    return [piece for node in loads for piece in known[node]]
 
-    What stands between them hides the time that memory takes.
-    """
+
+def after_reads(b: Builder, made: Made, values: Sequence[Value]) -> list[Value]:
+    """As ``in_short_vectors``, where ``reads`` has already read the ``values``."""
+    nodes, wide = _built(b, made)
+    known: dict[Value, list[Value]] = {}
+    rest = list(values)
+    for node in nodes:
+        if isinstance(node, Load):
+            count = _count(node)
+            known[node], rest = rest[:count], rest[count:]
+    _emit(b, known, _needed(nodes, [wide], known))
+    return known[wide]
+
+
+def _built(b: Builder, made: Made) -> tuple[list[Node], Value]:
     aside = Builder("aside", b.kernel.index_type)
     wide = made(aside)
-    known: dict[Value, list[Value]] = {}
-    nodes = aside.finish((1, 1, 1)).body.nodes
-    early: set[object] = set()
+    return aside.finish((1, 1, 1)).body.nodes, wide
+
+
+def _needed(nodes: Sequence[Node], wanted: Iterable[Value], known: Collection[Value]) -> list[Node]:
+    """The nodes, in order, that ``wanted`` ones are computed from."""
+    live: set[object] = set(wanted)
     for node in reversed(nodes):
-        if isinstance(node, Load) or node in early:
-            early.update((node, *operands(node)))
-    _emit(b, known, [node for node in nodes if node in early])
+        if node in live and node not in known:
+            live.update(operands(node))
+    return [node for node in nodes if node in live and node not in known]
 
-    def finish() -> list[Value]:
-        _emit(b, known, [node for node in nodes if node not in early])
-        return known[wide]
 
-    return finish
+def _count(value: Value) -> int:
+    return max(1, lanes_of(value.type) // LANES)
 
 
 def _emit(b: Builder, known: dict[Value, list[Value]], nodes: Iterable[Node]) -> None:
     for node in nodes:
         if not isinstance(node, Value):
             raise InternalError(f"short vectors: {type(node).__name__}, expected an expression")
-        count = max(1, lanes_of(node.type) // LANES)
+        count = _count(node)
         known[node] = [_Piece(b, known, place, count).of(node) for place in range(count)]
 
 
