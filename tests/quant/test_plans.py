@@ -97,6 +97,18 @@ def test_no_group_stores_the_numbers_of_a_matrix(fn: Any, derived: bool) -> None
     assert max(lengths(made)) < ROWS * 512
 
 
+def test_compiled_calls_have_no_room_for_the_numbers(device: str) -> None:
+    raw, _ = golden_blocks(blocks.Q6_K)
+    w = quant.QuantizedArray(np.tile(raw, (64, 1)))
+    x = np.ones((2, 512), np.float32)
+    with vj.default_device(device):
+        for fn in (once, looked_up):
+            memory = vj.jit(vj.value_and_grad(fn)).lower(x, w).memory()
+            assert memory.temporaries < 4 * w.size / 8
+        constant = vj.jit(lambda x: x @ w.T).lower(x).memory()
+    assert constant.constants <= w.nbytes + 64
+
+
 def test_closed_over_blocks_are_constants_that_stay_packed() -> None:
     w = weights(ROWS)
     x = np.ones((4, 512), np.float32)

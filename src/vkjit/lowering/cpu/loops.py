@@ -98,7 +98,8 @@ def _span(
         with b.loop(b.index(0), full, b.index(step)) as loop:
             for part in range(0, step, lanes):
                 position = b.add(run.start, b.offset(loop.index, part))
-                _write(group, buffers, Point(b, run.indices(position), run.axis, lanes))
+                at = Point(b, run.indices(position), run.axis, lanes, aligned=True)
+                _write(group, buffers, at)
     if ragged:
         limit = b.index(run.size)
         with b.loop(full, count, b.index(lanes)) as loop:

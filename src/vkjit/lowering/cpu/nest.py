@@ -195,7 +195,7 @@ class Nest:
         layout = self.layout
         indices = [*row.at, *[self.b.index(0)] * len(layout.col_axes)]
         if layout.over_rows:
-            return Point(self.b, indices, layout.axis, layout.lanes, row.mask)
+            return Point(self.b, indices, layout.axis, layout.lanes, row.mask, aligned=True)
         return Point(self.b, indices)
 
     def span(self, part: Value) -> Span | None:
@@ -288,7 +288,7 @@ class _Pass:
         out: list[State] = []
         for number, (row, state) in enumerate(zip(self.rows, states, strict=True)):
             cols = [chosen[a] for a in layout.col_axes]
-            point = Point(b, [*row.at, *cols], layout.axis, layout.lanes, row.mask)
+            point = Point(b, [*row.at, *cols], layout.axis, layout.lanes, row.mask, aligned=True)
             out.append(self.visitor.at(number, point, state))
         return out
 
@@ -301,7 +301,7 @@ class _Pass:
 
         def visit(position: Value, state: State, mask: Value | None) -> State:
             cols = [position if a == layout.axis else chosen[a] for a in layout.col_axes]
-            point = Point(b, [*self.rows[0].at, *cols], layout.axis, lanes, mask)
+            point = Point(b, [*self.rows[0].at, *cols], layout.axis, lanes, mask, aligned=True)
             return visitor.at(0, point, state)
 
         def body(index: Value, states: list[State]) -> list[State]:

@@ -196,4 +196,4 @@ class _Tiles:
         rest = iter(at)
         own = {self.turn.across: row, self.turn.axis: column}
         indices = [own[a] if a in own else next(rest) for a in range(len(self.group.shape))]
-        return Point(self.b, indices, axis, self.lanes, mask)
+        return Point(self.b, indices, axis, self.lanes, mask, aligned=True)
