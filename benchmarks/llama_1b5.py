@@ -38,7 +38,8 @@ SIZES = "VKJIT_BENCH_LLAMA"
 """Variable that tells layers and context to the participants' processes: ``28,4096``."""
 
 
-def _cases() -> tuple[Case, ...]:
+def cases() -> tuple[Case, ...]:
+    """The cases, of the sizes that `SIZES` tells."""
     layers, tokens = (int(n) for n in os.environ.get(SIZES, "28,4096").split(","))
     full = FULL | {"layers": layers, "tokens": tokens}
     low: dict[str, Any] = {"dtype": "bfloat16", "low": (1,), "blocks": (KIND, KIND)}
@@ -59,7 +60,7 @@ def _cases() -> tuple[Case, ...]:
     )
 
 
-CASES = _cases()
+CASES = cases()
 
 
 def inputs(case: Case) -> tuple[Tree, ...]:
@@ -213,7 +214,7 @@ def main(arguments: list[str]) -> int:
     given, rest = parser.parse_known_args(arguments)
     os.environ[SIZES] = f"{given.layers},{given.context}"
     default = ("vkjit", "jax", "torch", "torch-compile")
-    return harness.main("llama_1b5", _cases(), rest, default)
+    return harness.main("llama_1b5", cases(), rest, default)
 
 
 if __name__ == "__main__":
