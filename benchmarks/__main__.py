@@ -11,6 +11,7 @@ NAMES = (
     "gemm",
     "elementwise",
     "rows",
+    "loss",
     "mlp_step",
     "call_overhead",
     "compile_time",
