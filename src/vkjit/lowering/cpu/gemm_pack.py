@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from vkjit.lowering.cpu.gemm_blocks import transpose
+from vkjit.lowering.cpu.gemm_blocks import PIECE, transpose
 from vkjit.lowering.cpu.gemm_micro import prefix
 from vkjit.lowering.cpu.gemm_operand import Layout, Operand, Panel, Source, dot_product
 from vkjit.lowering.cpu.gemm_schedule import vector_lanes
@@ -21,6 +21,7 @@ from vkjit.lowering.cpu.gemm_unpack import (
     Numbers,
     numbers_at,
     numbers_from,
+    turned_rows,
     widened,
 )
 from vkjit.lowering.cpu.tasks import share, task_count
@@ -43,6 +44,10 @@ def pack(
     """
     if source.layout is Layout.ALONG:
         _unpacked(b, source, panel, first, steps)
+    elif (
+        source.layout is Layout.ACROSS and panel.width % PIECE == 0 and panel.lanes <= source.depth
+    ):
+        _unpacked_rows(b, source, panel, first, steps)
     elif source.layout is Layout.ACROSS:
         _unpacked_runs(b, source, panel, first, steps)
     elif source.layout is Layout.SCATTERED:
@@ -138,6 +143,33 @@ def _unpacked(
             return ()
 
         rows.swept((start, _value(b, count)), panel.elem, (), kept)
+
+
+def _unpacked_rows(
+    b: Builder, source: Source, panel: Panel, first: Value, steps: tuple[Value, Value | int]
+) -> None:
+    """Blocks along the outer axis: pieces of as many rows as lanes, decoded across and turned.
+
+    The last rows overlap those before them, so that none is ragged.
+    """
+    start, count = steps
+    lanes = panel.lanes
+    with b.loop(b.index(0), _value(b, count), b.index(lanes), hint="k") as loop:
+        k = loop.index
+        if not isinstance(count, int) or count % lanes:
+            k = b.binary(BinOp.MIN_S, k, b.offset(_value(b, count), -lanes))
+        target = b.add(panel.base, b.scaled(k, panel.width))
+        for at in range(0, panel.width, PIECE):
+            column = b.offset(first, at)
+            if source.size % panel.width:
+                column = b.binary(BinOp.MIN_S, column, b.index(source.size - PIECE))
+            place = b.add(start, k), column
+            vectors = turned_rows(b, source, place, lanes, panel.elem)
+            for part, rows in enumerate(vectors):
+                for i, row in enumerate(rows):
+                    b.store(
+                        panel.memory, b.offset(target, i * panel.width + at + part * lanes), row
+                    )
 
 
 def _unpacked_runs(

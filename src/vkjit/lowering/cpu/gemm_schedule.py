@@ -117,6 +117,9 @@ def _block_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
     rows, vectors = _outer_tile(group, -(-group.n // lanes), count)
     if layout is Layout.ALONG and group.m <= count // 2 - 2:
         rows, vectors = group.m, 1
+    elif layout is Layout.ACROSS and vectors % 2 and vectors > 1 and group.m > rows:
+        vectors -= 1
+        rows = _rows(group.m, vectors, count)
     row_tiles, panels = -(-group.m // rows), -(-group.n // (vectors * lanes))
     pack_rhs = layout is Layout.SCATTERED or row_tiles > 1
     across = layout is Layout.ACROSS and not pack_rhs and panels > 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import final
 
 from vkjit.blocks import BlockType
 from vkjit.errors import InternalError
-from vkjit.lowering.cpu.gemm_blocks import Rows
+from vkjit.lowering.cpu.gemm_blocks import PIECE, Rows, transpose
 from vkjit.lowering.cpu.gemm_operand import Source
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.decode import decode, decode_at
@@ -73,9 +73,8 @@ class BlockRows:
         self._b = b
         self._step = source.step
         self._block = _block(source.step)
-        self._units = self._block.nbytes // self._block.unit
         self._start = self._units_at(source.base)
-        apart = source.across // self._block.size * self._units
+        apart = source.across // self._block.size * (self._block.nbytes // self._block.unit)
         rows = [b.index(i) for i in range(lanes)]
         if ragged:
             last = b.index(source.size - 1)
@@ -107,19 +106,57 @@ class BlockRows:
             else:
                 pieces = b.index(0), b.index(self._rows.pieces), b.index(1)
                 with b.loop(*pieces, blocks.carried, hint="piece") as piece:
-                    numbers = self._numbers(at, piece.index, blocks.index, elem)
+                    k = b.add(blocks.index, b.scaled(piece.index, PIECE))
+                    numbers = self._numbers(at, piece.index, k, elem)
                     piece.yields(*body(numbers, piece.carried))
                 blocks.yields(*piece.results)
         return blocks.results
 
     def _numbers(self, at: Value, piece: Value, k: Value, elem: ScalarType) -> Numbers:
         b = self._b
-        for position, number in self._rows.numbers(at, piece):
-            yield b.add(k, position), widened(b, as_read(b, number, self._step), elem)
+        for position, number in enumerate(self._rows.numbers(at, piece)):
+            yield b.offset(k, position), widened(b, as_read(b, number, self._step), elem)
 
     def _units_at(self, number: Value) -> Value:
-        """Units before the block that starts at ``number``."""
-        b = self._b
-        shift = b.const(number.type, self._block.size.bit_length() - 1)
-        block = b.index(0) if number is b.index(0) else b.binary(BinOp.SHR_L, number, shift)
-        return b.scaled(block, self._units)
+        return units_at(self._b, self._block, number)
+
+
+def turned_rows(
+    b: Builder, source: Source, at: tuple[Value, Value], lanes: int, elem: ScalarType
+) -> Generator[list[Value]]:
+    """``PIECE`` numbers of ``lanes`` rows whose blocks lie across: for each row, some vectors.
+
+    Args:
+        b: builder.
+        source: the operand, in ``Layout.ACROSS``.
+        at: first step of the sum, which is a row, and first number in it, a multiple of ``PIECE``.
+        lanes: of a vector, and rows.
+        elem: what the numbers are given as.
+
+    Yields:
+        for each ``lanes`` numbers a vector of each row.
+    """
+    block = _block(source.step)
+    row, column = at
+    start = b.add(source.base, b.add(b.scaled(row, source.along), column))
+    units = block.nbytes // block.unit
+    apart = tuple(b.index(i * (source.along // block.size * units)) for i in range(lanes))
+    piece = b.index(0)
+    if block.size > PIECE:
+        inside = b.binary(BinOp.AND, column, b.index(block.size - 1))
+        piece = b.binary(BinOp.SHR_L, inside, b.index(PIECE.bit_length() - 1))
+    found: list[Value] = []
+    rows = Rows(b, source.memory, block, apart)
+    for number in rows.numbers(units_at(b, block, start), piece):
+        found.append(widened(b, as_read(b, number, source.step), elem))
+        if len(found) == lanes:
+            yield transpose(b, found)
+            found = []
+
+
+def units_at(b: Builder, block: BlockType, number: Value) -> Value:
+    """Units before the block that holds ``number``."""
+    if number is b.index(0):
+        return number
+    shift = b.const(number.type, block.size.bit_length() - 1)
+    return b.scaled(b.binary(BinOp.SHR_L, number, shift), block.nbytes // block.unit)
