@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.lowering.gpu.test_gemm_coop import EIGHT
+from tests.lowering.gpu.test_gemm_tensor import TARGET as TENSORS
 from tests.quantized_products import Case, lowered
-from vkjit.blocks import BLOCK_TYPES, BlockType
+from tests.targets import LARGE_GPU
+from vkjit.blocks import BLOCK_TYPES, Q4_K, BlockType
+from vkjit.errors import MissingRuleError
+from vkjit.lowering.gpu.choose import candidates, serves
+from vkjit.lowering.gpu.gemm_coop_schedule import Scheme
+from vkjit.lowering.gpu.gemm_split import decoded_in_words
+from vkjit.lowering.gpu.lower import lower
+from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.check import verify
 from vkjit.lowering.kernel.interpret import run
-from vkjit.lowering.kernel.types import F16, F32
+from vkjit.lowering.kernel.interpret_ops import DTYPES
+from vkjit.lowering.kernel.types import BF16, F16, F32, I32, Access
 from vkjit.lowering.legalize import legalize
 from vkjit.lowering.plan.schedule import (
     CoopSchedule,
     GpuContract,
     NaiveSchedule,
     SkinnySchedule,
+    TensorSchedule,
     TiledSchedule,
 )
 from vkjit.lowering.spirv.emit import emit
 from vkjit.lowering.spirv.validate import validate
 from vkjit.lowering.target import Addressing
+from vkjit.lowering.templates.context import TemplateContext
 
 TYPES = list(BLOCK_TYPES.values())
 SCHEDULES: list[GpuContract] = [
@@ -62,3 +74,40 @@ def case_of(block_type: BlockType, schedule: GpuContract, *, forward: bool) -> C
 @pytest.mark.parametrize("block_type", TYPES, ids=str)
 def test_every_type(block_type: BlockType, schedule: GpuContract, forward: bool) -> None:  # noqa: FBT001  of pytest
     check(case_of(block_type, schedule, forward=forward), schedule)
+
+
+def test_decoded_numbers_are_rounded_to_nearest_even() -> None:
+    """Every bfloat16 significand with every tie, one unit around it, and random numbers."""
+    upper = (0x3F80 + np.arange(256, dtype=np.uint32)) << 16
+    near = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    bits = (upper[:, None] | near).ravel()
+    rng = np.random.default_rng(0)
+    scales = 2.0 ** rng.integers(-24, 12, bits.size)
+    x = (bits.view(np.float32) * scales * rng.choice([-1.0, 1.0], bits.size)).astype(np.float32)
+    x[:8] = 0.0
+    b = Builder("rounded", I32)
+    source = b.buffer("x", F32, x.size, Access.READ)
+    target = b.buffer("y", I32, x.size // 2, Access.WRITE)
+    start = b.scaled(b.workgroup_id(), 8)
+    halves = (b.load(source, start, 4), b.load(source, b.offset(start, 4), 4))
+    b.store(target, b.scaled(b.workgroup_id(), 4), decoded_in_words(b, halves, Scheme(BF16)))
+    got = np.zeros(x.size // 2, np.int32)
+    run(b.finish(grid=(x.size // 8, 1, 1)), [x, got])
+    np.testing.assert_array_equal(got.view(DTYPES[BF16]), x.astype(DTYPES[BF16]))
+
+
+def test_only_templates_that_read_blocks_are_candidates() -> None:
+    case = Case(Q4_K, 256, 256, 256, elem=F16)
+    context = TemplateContext(TENSORS, case.arrays())
+    packed = candidates(case.group(), context)
+    assert not any(isinstance(s, TensorSchedule) for s in packed)
+    plain = replace(case.group(), rhs=replace(case.group().rhs, blocks=None))
+    tensors = [s for s in candidates(plain, context) if isinstance(s, TensorSchedule)]
+    assert tensors
+    assert not serves(case.group(), tensors[0], context)
+
+
+def test_more_numbers_than_indices_reach_are_refused() -> None:
+    case = Case(Q4_K, 1, 1 << 20, 2048)
+    with pytest.raises(MissingRuleError, match="indexes fewer"):
+        lower(case.group(), TemplateContext(LARGE_GPU, case.arrays()))

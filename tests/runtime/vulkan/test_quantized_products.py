@@ -9,24 +9,27 @@ from hypothesis import given, settings
 from tests.quantized_products import Case, run_on
 from vkjit.blocks import BLOCK_TYPES, BlockType
 from vkjit.lowering.kernel.types import BF16, F16, F32
-from vkjit.lowering.plan.schedule import NaiveSchedule, SkinnySchedule, TiledSchedule
+from vkjit.lowering.plan.schedule import GpuContract, NaiveSchedule, SkinnySchedule, TiledSchedule
 
-TILED = [
+TILED: list[GpuContract] = [
     TiledSchedule(16, 16, 16, 4, 4, 2),
     TiledSchedule(16, 32, 8, 4, 4),
     TiledSchedule(8, 8, 8, 1, 1, 1, 2),
     NaiveSchedule(4, 8),
 ]
-SKINNY = [SkinnySchedule(16, 2, 1, along_k=True), SkinnySchedule(8, 4, 4, along_k=False)]
+SKINNY: list[GpuContract] = [
+    SkinnySchedule(16, 2, 1, along_k=True),
+    SkinnySchedule(8, 4, 4, along_k=False),
+]
 
 
 @st.composite
-def cases(draw: st.DrawFn, block_type: BlockType) -> tuple[Case, object]:
+def cases(draw: st.DrawFn, block_type: BlockType) -> tuple[Case, GpuContract]:
     forward = draw(st.booleans())
     few = draw(st.booleans())
     wide = block_type.size * draw(st.integers(1, 2 if block_type.size == 256 else 3))
     other, m = draw(st.integers(1, 40)), draw(st.integers(1, 8 if few else 20))
-    schedule = draw(st.sampled_from(TILED))
+    schedule: GpuContract = draw(st.sampled_from(TILED))
     if few:
         # Its members stand along the axis along which the blocks lie.
         schedule = SKINNY[0] if forward else SKINNY[1]
