@@ -180,6 +180,27 @@ def test_the_measured_losses_react_to_the_learning_rate(
     assert round(float(steps_a[-1]), 4) != round(float(steps_b[-1]), 4)
 
 
+def test_a_loss_scale_of_a_power_of_two_changes_no_bit(conversations: Path, tmp_path: Path) -> None:
+    scaled = settings_of(
+        conversations,
+        tmp_path / "run",
+        optimizer={"loss_scale": 1024.0, "loss_scale_growth": 4},
+        train={"steps": 5},
+        schedule={"name": "constant"},
+    )
+    plain = settings_of(
+        conversations, tmp_path / "plain", train={"steps": 5}, schedule={"name": "constant"}
+    )
+    for config in (scaled, plain):
+        run(config)
+    one, two = (columns(c.output.folder, "steps") for c in (plain, scaled))
+    assert two["loss_scale"] == [1024.0, 1024.0, 1024.0, 1024.0, 2048.0]
+    for name in ("loss", "gradient_norm", "update_ratio", "adapter_norm"):
+        assert one[name] == two[name]
+    hashes = [columns(c.output.folder, "adapters")["sha256"] for c in (plain, scaled)]
+    assert hashes[0] == hashes[1]
+
+
 def comparable(folder: Path, name: str) -> dict[str, list[float | str]]:
     table = columns(folder, name)
     return {key: value for key, value in table.items() if key not in MEASURED}
