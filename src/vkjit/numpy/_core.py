@@ -52,6 +52,10 @@ class Packed(ABC):
         """The numbers, as ``dtype``."""
 
 
+_READ = (dtypes.float32, dtypes.bfloat16, dtypes.float16)
+"""Dtypes in which packed numbers are read."""
+
+
 def is_sequence(x: object) -> TypeGuard[Sequence[Any]]:
     """Whether a list or tuple."""
     return isinstance(x, (list, tuple))
@@ -108,6 +112,8 @@ def scalar_of(value: PythonScalar, dtype: DType) -> Value:
 def lift(name: str, x: ArrayLike) -> Value:
     """An operand as it is, NumPy data narrowed to a supported dtype."""
     of = operand_aval(name, x)
+    if isinstance(x, Packed):
+        return x.dequantize()
     return np.asarray(x, of.dtype)[()] if is_numpy(x) and x.dtype != of.dtype else x
 
 
@@ -117,6 +123,8 @@ def cast(x: Value, dtype: DType, *, weak: bool = False) -> Value:
         if weak:
             return float(x) if dtypes.is_float(dtype) else int(x)
         return scalar_of(x, dtype)
+    if isinstance(x, Packed):
+        x = x.dequantize(dtype if dtype in _READ else dtypes.float32)
     of = aval_of(x)
     if of.dtype == dtype and (weak or not of.weak):
         return np.asarray(x, dtype)[()] if is_numpy(x) and x.dtype != dtype else x

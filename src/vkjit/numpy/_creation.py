@@ -85,7 +85,7 @@ def asarray(a: Any, dtype: DTypeLike = None, copy: bool | None = None) -> Value:
     if dtype is None and not isinstance(a, (list, tuple)) and not is_numpy(a):
         of = getattr(a, "aval", None)
         if of is not None:
-            return a
+            return lift("asarray", a)
     return array(a, dtype)
 
 
@@ -99,7 +99,7 @@ def _converted(data: Any, dtype: dtypes.DType | None) -> Value:
     if is_sequence(data):
         return _from_sequence(data, dtype)
     if hasattr(data, "aval"):
-        return data if dtype is None else cast(data, dtype)
+        return lift("array", data) if dtype is None else cast(data, dtype)
     if hasattr(data, "__array__"):
         return _converted(np.asarray(data), dtype)
     of = operand_aval("array", data)
@@ -108,7 +108,7 @@ def _converted(data: Any, dtype: dtypes.DType | None) -> Value:
 
 def _numpy(data: np.ndarray[Any, Any], dtype: dtypes.DType | None) -> np.ndarray[Any, Any]:
     if dtype is None:
-        return np.asarray(data, dtypes.canonical(data.dtype))
+        return np.asarray(data, dtypes.of_array(data.dtype))
     if data.dtype.kind == "f" and dtypes.is_int(dtype):
         return np.asarray(cast(np.asarray(data, dtypes.canonical(data.dtype)), dtype))
     return np.asarray(data).astype(dtype)
