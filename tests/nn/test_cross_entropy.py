@@ -65,6 +65,18 @@ def test_values_and_gradients(
         check(got, want, BOUNDS["f32"])
 
 
+@pytest.mark.parametrize("name", ["bf16", "f16"])
+def test_sums_of_16_bit_operands_are_f32(name: str, device: str) -> None:
+    head = make_head(8, 6, 24, 5, DTYPES[name])
+    with vj.default_device(device):
+        found = pulled(partial(nn.linear_cross_entropy, row_chunk=3, vocab_chunk=8), head)
+    assert [x.dtype for x in found] == [np.float32, head.hidden.dtype, head.hidden.dtype]
+    losses, *grads = cross_entropy(head, 0.0, 0.0)
+    check(found[0], losses, BOUNDS["f32"])
+    for got, want in zip(found[1:], grads, strict=True):
+        check(got, want, BOUNDS[name])
+
+
 @given(data=st.data())
 @settings(max_examples=12)
 def test_any_block_gives_the_whole(data: st.DataObject) -> None:

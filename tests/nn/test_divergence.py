@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import vkjit as vj
+import vkjit.numpy as jnp
 from tests.nn.head import Head, divergence, make_head
 from vkjit import nn
 from vkjit.errors import ArgumentError, DTypeError, ShapeError
@@ -97,6 +98,28 @@ def test_gradients_are_those_of_finite_differences(function: Any, direction: Any
     logits, base = (rng.normal(size=(4, 6)).astype(np.float32) for _ in range(2))
     divergence = partial(function, direction=direction)
     vj.check_grads(lambda x: divergence(x, base, head.targets), (logits,), order=2)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_closed_form_is_what_differentiation_finds(direction: Any) -> None:
+    rng = np.random.default_rng(6)
+    logits, base = (rng.normal(size=(4, 6)).astype(np.float32) for _ in range(2))
+    targets, cotangent = np.array([0, 5, 2, 2], np.int32), rng.normal(size=4).astype(np.float32)
+    others = np.arange(6) != targets[:, None]
+
+    def composed(logits: Any) -> Any:
+        logp, logq = (nn.log_softmax(jnp.where(others, x, -1e30)) for x in (logits, base))
+        first, second = (logp, logq) if direction == DIRECTIONS[0] else (logq, logp)
+        return jnp.where(others, jnp.exp(first) * (first - second), 0.0).sum(-1)
+
+    found, (slope,) = pulled(
+        lambda x: nn.target_masked_kl(x, base, targets, direction=direction),
+        logits,
+        cotangent=cotangent,
+    )
+    wanted, (composed_slope,) = pulled(composed, logits, cotangent=cotangent)
+    check(found, np.asarray(wanted))
+    check(slope, np.asarray(composed_slope))
 
 
 @given(data=st.data())

@@ -45,7 +45,8 @@ def linear_target_masked_kl(  # noqa: PLR0913  two models, one head, two sizes
         targets: Integers [N]; a negative one is no target: its divergence and gradient are 0.
         direction: As in `target_masked_kl`.
         row_chunk: As in `linear_cross_entropy`.
-        vocab_chunk: As in `linear_cross_entropy`; two blocks exist at a time, one per model.
+        vocab_chunk: As in `linear_cross_entropy`; up to five blocks exist at a time, logits of both
+            models and what is made of them.
 
     Returns:
         f32 [N].
