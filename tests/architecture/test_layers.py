@@ -19,6 +19,7 @@ SUBMODULES = {path.stem for path in SOURCES if path.parent.name == "vkjit"} | {
 # What models/ may name: the public package and its public modules.
 PUBLIC = {
     "vkjit",
+    "vkjit.blocks",
     "vkjit.debug",
     "vkjit.doctor",
     "vkjit.errors",
@@ -27,6 +28,7 @@ PUBLIC = {
     "vkjit.nn",
     "vkjit.numpy",
     "vkjit.optim",
+    "vkjit.quant",
     "vkjit.random",
     "vkjit.tree",
     "vkjit.tuning",
