@@ -115,6 +115,8 @@ class DeviceArray(Array):
         return (1, 0)  # kDLCPU: values are handed over in host memory
 
     def __repr__(self) -> str:
+        if self.aval.block is not None:
+            return f"Array({self.aval})"
         body = np.array2string(self.numpy(), separator=", ", prefix="Array(", precision=6)
         weak = ", weak_type=True" if self.aval.weak else ""
         return f"Array({body}, dtype={self.aval.dtype.name}{weak})"
