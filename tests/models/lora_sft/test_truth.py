@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import vkjit as vj
 from vkjit_models.common.steplog import read_json_lines, read_steplog
 from vkjit_models.lora_sft.config import RunConfig
 
@@ -245,3 +246,26 @@ def test_a_run_killed_in_the_middle_loses_nothing(
     assert events[0] == "start"
     assert "resume" in events
     assert len(json.loads((folder / "run.json").read_text())["parts"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", [name for name in vj.devices() if name == "vulkan:0"])
+def test_a_vulkan_device_trains_as_the_cpu_does(
+    gpu: str, conversations: Path, tmp_path: Path
+) -> None:
+    losses = []
+    for name in ("cpu", gpu):
+        config = settings_of(
+            conversations,
+            tmp_path / name.replace(":", "-"),
+            train={"steps": 3},
+            log={"probe_records": 0},
+        )
+        with vj.default_device(name):
+            run(config)
+        record = json.loads((config.output.folder / "run.json").read_text())
+        assert record["parts"][0]["device"] == name
+        steps = columns(config.output.folder, "steps")
+        assert (floats(steps["device_bytes"]) > 0).all()
+        losses.append(floats(steps["loss"]))
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
