@@ -112,6 +112,14 @@ def _attention(ns: Namespace, case: Case) -> lora_step.Attention:
     return partial(ns.nn.dot_product_attention, is_causal=True)
 
 
+def _checkpointed(ns: Namespace, block: Callable[..., Any]) -> Callable[..., Any]:
+    """The block, of whose values only what attention gave is kept in vkjit, nothing elsewhere."""
+    if ns.name != "vkjit":
+        return ns.checkpoint(block)
+    module = importlib.import_module("vkjit_models.llama.attention")
+    return ns.checkpoint(block, policy=module.KEEP_ATTENDED)
+
+
 def _losses(ns: Namespace, case: Case, x: Array, embedding: Array, labels: Array) -> Array:
     if ns.name != "vkjit":
         return lora_step.array_losses(ns, case, x, embedding, labels)
@@ -121,7 +129,7 @@ def _losses(ns: Namespace, case: Case, x: Array, embedding: Array, labels: Array
 def program(ns: Namespace, case: Case) -> Callable[..., Array]:
     """The masked mean loss of the next tokens."""
     low, _ = lora_step.casts(ns, case.dtype)
-    block = ns.checkpoint(lora_step.array_block(ns, case, _attention(ns, case)))
+    block = _checkpointed(ns, lora_step.array_block(ns, case, _attention(ns, case)))
 
     def turn(x: Array, layer: tuple[Tree, Tree]) -> tuple[Array, None]:
         return block(x, *layer), None

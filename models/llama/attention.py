@@ -10,12 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 import vkjit.numpy as jnp
-from vkjit import checkpoint, nn
+from vkjit import checkpoint, checkpoint_name, checkpoint_policies, nn
 
 WHOLE_SCORES = 64 << 20
 """Bytes of float32 scores up to which queries are not divided."""
 RUN = 512
 """Queries of a run: a product of this many rows still fills matrix units."""
+_ATTENDED = "attention in runs"
+
+KEEP_ATTENDED = checkpoint_policies.save_only_these_names(_ATTENDED)
+"""Policy of a checkpoint around attention: results of attention in runs are kept.
+
+A run forms its scores again for its own gradient; without the policy they would be formed a third
+time for the result alone, which takes no more memory than the input of a block.
+"""
 
 
 def causal_attention(query: Any, key: Any, value: Any, segments: Any) -> Any:
@@ -41,7 +49,7 @@ def causal_attention(query: Any, key: Any, value: Any, segments: Any) -> Any:
         seen = None if segments is None else segments[:, :end]
         run = checkpoint(_run_of_queries, static_argnums=4)
         runs.append(run(*given, seen, start))
-    return jnp.concatenate(runs, axis=1)
+    return checkpoint_name(jnp.concatenate(runs, axis=1), _ATTENDED)
 
 
 def _run_of_queries(query: Any, key: Any, value: Any, segments: Any, start: int) -> Any:

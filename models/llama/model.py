@@ -22,7 +22,7 @@ from vkjit.blocks import block_of
 from vkjit.errors import ArgumentError
 from vkjit_models.common.gguf import LlamaHyper
 
-from .attention import causal_attention
+from .attention import KEEP_ATTENDED, causal_attention
 from .config import EMBEDDING, FINAL_NORM, HEAD, linear_shapes
 
 Params: TypeAlias = Mapping[str, Any]
@@ -61,7 +61,8 @@ class LlamaSpec:
         hyper: Sizes and constants of the base model.
         lora_scale: Factor on every adapter's product.
         lora_dropout: Share of an adapter's inputs that is zeroed where a key is given.
-        recompute: Whether derivatives keep each block's input alone and compute the rest again.
+        recompute: Whether derivatives keep each block's input, and what attention in runs gave,
+            and compute the rest again.
         lora_scales: Layers whose factor is not ``lora_scale``, by module name.
         lora_frozen: Layers whose adapter acts and has the gradient 0.
         dtype: Of the states between layers and of the factors of products; norms, rotations,
@@ -154,7 +155,7 @@ def hidden_states(
         return x + _mlp(layers, f"{prefix}.mlp", h)
 
     if spec.recompute:
-        block = checkpoint(block, static_argnums=1)
+        block = checkpoint(block, static_argnums=1, policy=KEEP_ATTENDED)
     for layer in range(hyper.layers):
         x = block(x, layer)
     return _norm(hyper, params, FINAL_NORM, x)  # [B,T,d]
