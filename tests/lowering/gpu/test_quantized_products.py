@@ -11,7 +11,7 @@ from tests.lowering.gpu.test_gemm_coop import EIGHT
 from tests.lowering.gpu.test_gemm_tensor import TARGET as TENSORS
 from tests.quantized_products import Case, lowered
 from tests.targets import LARGE_GPU
-from vkjit.blocks import BLOCK_TYPES, Q4_K, BlockType
+from vkjit.blocks import BLOCK_TYPES, Q4_K, Q6_K, Q8_0, BlockType
 from vkjit.errors import MissingRuleError
 from vkjit.lowering.gpu.choose import candidates, serves
 from vkjit.lowering.gpu.gemm_coop_schedule import Scheme
@@ -33,7 +33,7 @@ from vkjit.lowering.plan.schedule import (
 )
 from vkjit.lowering.spirv.emit import emit
 from vkjit.lowering.spirv.validate import validate
-from vkjit.lowering.target import Addressing
+from vkjit.lowering.target import Addressing, Target
 from vkjit.lowering.templates.context import TemplateContext
 
 TYPES = list(BLOCK_TYPES.values())
@@ -48,15 +48,15 @@ SCHEDULES: list[GpuContract] = [
 ]
 
 
-def check(case: Case, schedule: GpuContract) -> None:
-    kernels, data = lowered(case, schedule, EIGHT)
+def check(case: Case, schedule: GpuContract, target: Target = EIGHT) -> None:
+    kernels, data = lowered(case, schedule, target)
     for item in kernels:
         verify(item.kernel, 4)
         run(item.kernel, [data[a] for a in item.arrays])
-        legal = legalize(item.kernel, EIGHT)
+        legal = legalize(item.kernel, target)
         verify(legal, 4)
         for addressing in Addressing:
-            validate(emit(legal, replace(EIGHT, addressing=addressing)))
+            validate(emit(legal, replace(target, addressing=addressing)))
     case.check(data)
 
 
@@ -74,6 +74,13 @@ def case_of(block_type: BlockType, schedule: GpuContract, *, forward: bool) -> C
 @pytest.mark.parametrize("block_type", TYPES, ids=str)
 def test_every_type(block_type: BlockType, schedule: GpuContract, forward: bool) -> None:  # noqa: FBT001  of pytest
     check(case_of(block_type, schedule, forward=forward), schedule)
+
+
+@pytest.mark.parametrize("block_type", [Q4_K, Q8_0, Q6_K], ids=str)
+def test_scales_by_the_conversion_of_the_device(block_type: BlockType) -> None:
+    target = replace(EIGHT, features=frozenset({"denorm_preserve_f16"}))
+    schedule = SCHEDULES[-2]
+    check(case_of(block_type, schedule, forward=True), schedule, target)
 
 
 def test_decoded_numbers_are_rounded_to_nearest_even() -> None:

@@ -46,8 +46,17 @@ def longest(block_type: BlockType) -> int:
     return 16 if block_type.name == "Q6_K" else 32
 
 
-def decode(
-    b: Builder, memory: Memory, block_type: BlockType, start: Value, lanes: int = 1
+Half = Callable[[Builder, Value], Value]
+"""Makes float32 numbers of the float16 in the low halves of ``i32`` values, zeros above them."""
+
+
+def decode(  # noqa: PLR0913  what is read, and how
+    b: Builder,
+    memory: Memory,
+    block_type: BlockType,
+    start: Value,
+    lanes: int = 1,
+    half: Half | None = None,
 ) -> Value:
     """The ``lanes`` consecutive numbers from number ``start``, in float32.
 
@@ -57,11 +66,12 @@ def decode(
         block_type: of the blocks.
         start: scalar of the index type, a multiple of ``lanes``.
         lanes: one of ``LANES``, or ``longest``.
+        half: converts scales, by default ``from_half``.
     """
     is_run = lanes in LANES or lanes == longest(block_type)
     if not is_run or lanes_of(start.type) != 1:
         raise InternalError(f"decode: {lanes} lanes from {start.type}; expected {LANES} and scalar")
-    return _DECODERS[block_type.name](_Run(b, memory, block_type, start, lanes))
+    return _DECODERS[block_type.name](_Run(b, memory, block_type, start, lanes, half))
 
 
 def decode_at(b: Builder, memory: Memory, block_type: BlockType, where: Value) -> Value:
@@ -77,10 +87,17 @@ class _Run:
     a block of its own. ``lanes`` is the length of the run, 1 where there is none.
     """
 
-    def __init__(
-        self, b: Builder, memory: Memory, block_type: BlockType, start: Value, lanes: int
+    def __init__(  # noqa: PLR0913  as ``decode``
+        self,
+        b: Builder,
+        memory: Memory,
+        block_type: BlockType,
+        start: Value,
+        lanes: int,
+        half: Half | None = None,
     ) -> None:
         self.b = b
+        self.from_half = half or from_half
         self.lanes = lanes
         self._memory = memory
         self._unit = block_type.unit
@@ -149,7 +166,7 @@ class _Run:
     def half(self, byte: int) -> Value:
         """The float16 at a constant, even ``byte``, in float32."""
         bits = self.low(self.right(self.unit(byte), byte % self._unit * 8), 0xFFFF)
-        return from_half(self.b, bits)
+        return self.from_half(self.b, bits)
 
     def codes(self, first: Value, mask: int, shift: Value | None = None, wrap: int = 32) -> Value:
         """``byte >> shift & mask`` of the bytes of the run from ``first``; mask 0 keeps all bits.
@@ -269,8 +286,8 @@ def _k_affine(run: _Run, codes: Value) -> Value:
         return run.whole(b.select(later, run.both(run.low(rest, 15), upper), run.low(plain, 63)))
 
     factors = run.unit(0)
-    d = from_half(b, run.low(factors, 0xFFFF))
-    dmin = from_half(b, run.right(factors, 16))
+    d = run.from_half(b, run.low(factors, 0xFFFF))
+    dmin = run.from_half(b, run.right(factors, 16))
     scale = b.mul(d, six_bits(low, high))
     offset = b.unary(UnOp.NEG, b.mul(dmin, six_bits(middle, run.right(high, 4))))
     return b.fma(run.spread(scale), run.whole(codes), run.spread(offset))

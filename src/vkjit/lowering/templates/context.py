@@ -68,6 +68,11 @@ class Buffers:
         return found
 
     @property
+    def target(self) -> Target:
+        """What the kernel is for."""
+        return self._context.target
+
+    @property
     def arrays(self) -> tuple[int, ...]:
         """Array ids in the order of the kernel's buffers."""
         return tuple(self._declared)
