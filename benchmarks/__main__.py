@@ -9,6 +9,7 @@ from benchmarks import harness
 
 NAMES = (
     "gemm",
+    "quant_gemm",
     "elementwise",
     "rows",
     "loss",

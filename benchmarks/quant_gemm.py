@@ -21,6 +21,7 @@ WEIGHTS = {"576x576": (576, 576), "1536x576": (1536, 576), "576x1536": (576, 153
 LARGE = {"1536x1536": (1536, 1536), "4096x2048": (4096, 2048)}
 """Whole blocks of 256 along both sizes."""
 ROWS = (1, 8, 64, 512)
+QUICK = (("Q4_1", "1536x576"), ("Q4_K", "1536x1536"))
 
 
 def _case(kind: str, name: str, weight: tuple[int, int], rows: int, layout: str) -> Case:
@@ -33,7 +34,7 @@ def _case(kind: str, name: str, weight: tuple[int, int], rows: int, layout: str)
         params,
         flop=2.0 * rows * out * into,
         byte=byte,
-        quick=rows in (1, 512) and name in ("1536x576", "1536x1536"),
+        quick=rows in (1, 512) and (kind, name) in QUICK,
         on="both",
         blocks=(kind, kind),
     )
