@@ -231,6 +231,20 @@ def test_mistakes_are_named(change: Any, options: Any, error: type, message: str
         nn.linear_cross_entropy(head.hidden, head.weight, head.targets, **options)
 
 
+def test_a_transpose_of_blocks_is_refused() -> None:
+    head = make_head(0, 4, 32, 32)
+    packed = quant.quantize(jnp.asarray(head.weight), "q8_0")
+    with pytest.raises(ArgumentError, match="is a transpose of blocks"):
+        nn.linear_cross_entropy(head.hidden, packed.T, head.targets)
+
+
+def test_no_rows_give_no_losses() -> None:
+    head = make_head(0, 4, 9, 3)
+    for function in (nn.linear_cross_entropy, partial(nn.linear_target_masked_kl, head.base[:0])):
+        found = vj.jit(function)(head.hidden[:0], head.weight, head.targets[:0])
+        assert found.shape == (0,)
+
+
 @pytest.mark.parametrize(
     ("total", "most", "want"),
     [(49152, 8192, 8192), (151936, 8192, 4748), (50257, 8192, 7232), (10, 10, 10), (7, 3, 3)],

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import vkjit.numpy as jnp
-from vkjit import lax, tree
+from vkjit import lax
 from vkjit.dtypes import is_float
-from vkjit.errors import DTypeError, ShapeError
+from vkjit.errors import ArgumentError, DTypeError, ShapeError
+from vkjit.quant import QuantizedArray
 
 LOWEST = float(jnp.finfo(jnp.float32).min)
 
@@ -54,10 +55,16 @@ def checked(op: str, hidden: Any, weight: Any, targets: Any) -> tuple[Any, Any, 
     Raises:
         ShapeError: They are no [N,d], [V,d] and [N].
         DTypeError: Hidden states are no floats, or targets no integers.
+        ArgumentError: The weight is a transpose of blocks.
     """
     hidden, targets = jnp.asarray(hidden), jnp.asarray(targets)
-    if not tree.leaves(weight) or tree.leaves(weight)[0] is weight:
+    if not isinstance(weight, QuantizedArray):
         weight = jnp.asarray(weight)
+    elif weight.turned:
+        raise ArgumentError(
+            f"{op}: weight {weight!r} is a transpose of blocks, expected the head as it is stored, "
+            "[V,d]; give it without mT or T"
+        )
     shapes = tuple(tuple(x.shape) for x in (hidden, weight, targets))
     ranks = tuple(len(shape) for shape in shapes)
     if ranks != (2, 2, 1) or shapes[0] != (*shapes[2], shapes[1][1]) or 0 in shapes[1]:
