@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import final
 
+from vkjit.lowering.gpu.gemm_operand import is_packed, run_of
 from vkjit.lowering.kernel.specs import Precision
 from vkjit.lowering.kernel.types import BF16, F16, F32, MatScope, ScalarType
 from vkjit.lowering.plan.groups import ContractGroup
@@ -29,8 +30,9 @@ _MOST_PARTS = 8
 _SPLIT_DEPTH = 32
 _TOO_LONG = 0.6
 """Speed of operands in two parts with more steps than that at once (H200: 41 instead of 58 TF)."""
-_DECODED = 60
-"""Products in the time that a number out of blocks takes on its way (H200, bfloat16: 30 to 70)."""
+_DECODED, _SHORT_RUN, _LONG_RUN = 87, 147, 32
+"""Products in the time that a number out of blocks takes on its way to a tile, in runs of 32, and
+in the shorter ones of invocations with fewer numbers (H200, Q4_K, bfloat16)."""
 _BAND = 8
 _MOST = 16
 """Schedules that are worth a measurement."""
@@ -181,7 +183,7 @@ def candidates(group: ContractGroup, target: Target) -> list[CoopSchedule]:
                     schedule = replace(made, split_k=parts)
                     long = scheme.parts == 2 and schedule.block_k > _SPLIT_DEPTH
                     speed = tile[5] * (_TOO_LONG if long else 1.0)
-                    found[schedule] = _cost(group, schedule, speed)
+                    found[schedule] = _cost(group, schedule, speed, target)
     return sorted(found, key=lambda schedule: found[schedule])[:_MOST]
 
 
@@ -225,13 +227,24 @@ def _splits(group: ContractGroup, schedule: CoopSchedule) -> list[int]:
     return [1, *(parts for parts in (2, 4, 8) if parts <= most)]
 
 
-def _cost(group: ContractGroup, schedule: CoopSchedule, speed: float) -> float:
+def _decoding(group: ContractGroup, schedule: CoopSchedule) -> float:
+    """What decoding adds to a step of the sum, in products."""
+    total = 0.0
+    for operand, block in ((group.lhs, schedule.block_m), (group.rhs, schedule.block_n)):
+        if operand.blocks is not None:
+            run = min(run_of(operand.blocks), block * schedule.block_k // schedule.invocations)
+            total += block * (_DECODED if run >= _LONG_RUN else _SHORT_RUN)
+    return total
+
+
+def _cost(group: ContractGroup, schedule: CoopSchedule, speed: float, target: Target) -> float:
     """Expected time in arbitrary units: rounds of workgroups over the cores, by size of tile."""
     tiles = workgroups(group, schedule) * schedule.split_k
     rounds = max(tiles / _CORES, 1.0) if tiles < 4 * _CORES else -(-tiles // _CORES)
     area = schedule.block_m * schedule.block_n / speed
-    for operand, block in ((group.lhs, schedule.block_m), (group.rhs, schedule.block_n)):
-        area += _DECODED * block if operand.blocks is not None else 0
+    if is_packed(group):
+        rounds = -(-tiles // (target.cores or _CORES))  # the last one takes as long as the others
+        area += _decoding(group, schedule)
     steps = -(-group.k // schedule.split_k) + 64  # the start and the end of a tile count too
     join = group.m * group.n * math.prod(group.batch) * (schedule.split_k - 1) / _CORES
     return rounds * area * steps + join

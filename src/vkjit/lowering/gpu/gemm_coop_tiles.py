@@ -23,11 +23,10 @@ from vkjit.lowering.gpu.gemm_coop_schedule import (
     along_sum,
     pitch,
 )
-from vkjit.lowering.gpu.gemm_operand import decoding, read_at, read_types
+from vkjit.lowering.gpu.gemm_operand import decoding, read_at, read_types, run_of
 from vkjit.lowering.gpu.gemm_split import decoded_in_words, parts_in_words, words_of
 from vkjit.lowering.gpu.short_vectors import Made, after_reads, reads
 from vkjit.lowering.kernel.build import Builder
-from vkjit.lowering.kernel.decode import longest
 from vkjit.lowering.kernel.nodes import MatLayout, Value
 from vkjit.lowering.kernel.types import (
     F32,
@@ -107,7 +106,7 @@ class Tile:
         """Units of a run: more than one where they share a scale and no invocation goes without."""
         blocks = self.operand.blocks
         if blocks is not None:
-            for length in (longest(blocks), longest(blocks) // 2):
+            for length in (run_of(blocks), run_of(blocks) // 2):
                 enough = self.rows * self.columns >= count * length
                 if enough and self.columns % length == 0 and self._is_whole(length):
                     return length // UNIT

@@ -6,19 +6,35 @@ float32, and rounds them to the operand's type.
 
 from __future__ import annotations
 
+from vkjit.blocks import BlockType
 from vkjit.errors import InternalError
 from vkjit.lowering.gpu.gemm_epilogue import widened
 from vkjit.lowering.gpu.short_vectors import Made, in_short_vectors, reads
 from vkjit.lowering.kernel.build import Builder
-from vkjit.lowering.kernel.decode import decode, decode_at, unit_type
+from vkjit.lowering.kernel.decode import decode, decode_at, longest, unit_type
 from vkjit.lowering.kernel.nodes import Value
-from vkjit.lowering.kernel.types import F16, F32, I16, Access, ConvertOp, Type, VecType, with_elem
+from vkjit.lowering.kernel.types import (
+    F16,
+    F32,
+    I16,
+    I32,
+    Access,
+    ConvertOp,
+    Type,
+    VecType,
+    with_elem,
+)
 from vkjit.lowering.plan.groups import ContractGroup, LoadStep
 from vkjit.lowering.target import Target
 from vkjit.lowering.templates.context import Buffers
 
 LONGEST = 16
 """Numbers that are decoded at once where the type does not matter."""
+
+
+def run_of(blocks: BlockType) -> int:
+    """Numbers that an invocation decodes at once at most: units of 16 bits fill a register each."""
+    return min(longest(blocks), 32 if blocks.unit == I32.bytes else 16)
 
 
 def is_packed(group: ContractGroup) -> bool:
