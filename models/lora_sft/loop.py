@@ -169,7 +169,7 @@ class Loop:
                 self.state.adapters, totals, batch, place, self.state.initial
             )
             batches.append((part, batch, losses))
-        self.state, metrics = functions.update(self.state, totals)
+        self.state, metrics = functions.update(self.state, totals, functions.rates)
         values = {name: float(value) for name, value in metrics._asdict().items()}
         seconds = time.perf_counter() - began
         self.step += 1

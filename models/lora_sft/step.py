@@ -131,6 +131,18 @@ class UpdateSpec:
     scale_growth: int = 0
 
 
+class Rates(NamedTuple):
+    """What an update is scaled by: data of its program, so that runs differing in it share one.
+
+    Args:
+        learning_rate: The largest of the schedule, f32 scalar.
+        weight_decay: Factor of the decay, f32 scalar.
+    """
+
+    learning_rate: Any
+    weight_decay: Any
+
+
 @final
 @dataclass(frozen=True)
 class StepFunctions:
@@ -142,30 +154,39 @@ class StepFunctions:
             the int32 pair (step, micro-batch) that the dropout key is made of. Donates ``totals``.
             ``losses`` are the cross-entropies of the targets in ``batch.rows``, f32 [K], 0 for a
             fill row.
-        update: ``(state, totals) -> (state, Metrics)``. Donates ``state``.
+        update: ``(state, totals, rates) -> (state, Metrics)``. Donates ``state``.
+        rates: The run's.
     """
 
     zero: Any
     accumulate: Any
     update: Any
+    rates: Rates
 
 
 def compile_step(spec: LlamaSpec, params: Params, config: RunConfig) -> StepFunctions:
     """The step of a run, compiled at its first call; ``params`` are constants of it."""
-    schedule, section = make_schedule(config), config.optimizer
-    optimizer = make_optimizer(section, schedule, spec.lora_frozen)
     summed = partial(accumulate, StepSpec(spec, config.loss.spec, config.train.seed), params)
-    rule = UpdateSpec(section.clip_norm, section.loss_scale_growth)
     return StepFunctions(
         zero=vj.jit(zero_totals),
         accumulate=vj.jit(summed, donate_argnums=(1,)),
-        update=vj.jit(partial(update, optimizer, schedule, rule), donate_argnums=(0,)),
+        update=vj.jit(partial(scaled_update, config, spec.lora_frozen), donate_argnums=(0,)),
+        rates=rates_of(config.optimizer),
     )
+
+
+def rates_of(section: OptimizerSection) -> Rates:
+    """The scalars of ``section`` that are data of the update."""
+    rates = (section.learning_rate, section.weight_decay)
+    return Rates(*(jnp.asarray(rate, jnp.float32) for rate in rates))
 
 
 def initial_state(spec: LlamaSpec, config: RunConfig, adapters: Adapters) -> TrainState:
     """The state before the first step."""
-    optimizer = make_optimizer(config.optimizer, make_schedule(config), spec.lora_frozen)
+    rates = rates_of(config.optimizer)
+    optimizer = make_optimizer(
+        config.optimizer, make_schedule(config, rates.learning_rate), rates, spec.lora_frozen
+    )
     state = start(optimizer, adapters, config.optimizer.loss_scale)
     if not config.loss.pullback_weight:
         return state
@@ -239,6 +260,16 @@ def unscale_and_clip(gradients: Any, divisor: Any, clip_norm: float) -> tuple[An
     return tree.map(partial(_times, factor), unscaled), norm, factor
 
 
+def scaled_update(
+    config: RunConfig, frozen: Sequence[str], state: TrainState, totals: Totals, rates: Rates
+) -> tuple[TrainState, Metrics]:
+    """`update` by the rule of ``config``, with the learning rate and the decay of ``rates``."""
+    section, schedule = config.optimizer, make_schedule(config, rates.learning_rate)
+    optimizer = make_optimizer(section, schedule, rates, frozen)
+    rule = UpdateSpec(section.clip_norm, section.loss_scale_growth)
+    return update(optimizer, schedule, rule, state, totals)
+
+
 def update(
     optimizer: optim.GradientTransformation,
     schedule: optim.Schedule,
@@ -290,35 +321,40 @@ def _next_scale(growth: int, state: TrainState, finite: Any) -> tuple[Any, Any]:
     return jnp.maximum(scale, 1.0), jnp.where(steps >= growth, 0, steps)
 
 
-def make_schedule(config: RunConfig) -> optim.Schedule:
-    """The learning rate over the run's steps."""
-    peak, steps = config.optimizer.learning_rate, config.train.steps
-    section = config.schedule
-    warmup, end = section.warmup_steps, peak * section.end_share
+def make_schedule(config: RunConfig, peak: Any) -> optim.Schedule:
+    """The learning rate over the run's steps; ``peak`` is its largest value, f32 scalar."""
+    section, steps = config.schedule, config.train.steps
+    warmup, end = section.warmup_steps, section.end_share
     match section.name:
         case "cosine":
-            return optim.schedules.cosine(peak, steps, warmup, end)
+            shape = optim.schedules.cosine(1.0, steps, warmup, end)
         case "linear":
-            return optim.schedules.linear(peak, steps, warmup, end)
+            shape = optim.schedules.linear(1.0, steps, warmup, end)
         case "constant":
-            return optim.schedules.constant(peak, warmup)
+            shape = optim.schedules.constant(1.0, warmup)
         case _:
             assert_never(section.name)
 
+    def schedule(count: Any, /) -> Any:
+        return peak * shape(count)
+
+    return schedule
+
 
 def make_optimizer(
-    section: OptimizerSection, schedule: optim.Schedule, frozen: Sequence[str] = ()
+    section: OptimizerSection, schedule: optim.Schedule, rates: Rates, frozen: Sequence[str] = ()
 ) -> optim.GradientTransformation:
     """The update rule; clipping comes before it, in `unscale_and_clip`.
 
     Args:
         section: The rule and its settings.
         schedule: The learning rate.
+        rates: The factor of the decay.
         frozen: Modules whose adapters do not move, whatever decay says.
     """
     given = {"b1": section.b1, "b2": section.b2}
     betas = {name: value for name, value in given.items() if value is not None}
-    decay, toward = section.weight_decay, section.decay_toward
+    decay, toward = rates.weight_decay, section.decay_toward
     mask = decays if toward == "zero" else None
     match section.name:
         case "adamw":

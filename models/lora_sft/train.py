@@ -36,12 +36,11 @@ from vkjit_models.llama.loss import pullback_relative
 
 from . import alarms
 from .alarms import AlarmError
-from .base import BaseModel, load_base
 from .config import RunConfig
-from .data import TrainingData, load_data
+from .data import TrainingData
 from .data_report import context_warnings, show_data, show_warnings, tokenising
 from .divergence import Stop
-from .evaluate import Evaluator, HeldOut
+from .evaluate import HeldOut
 from .logs import RunLogs
 from .loop import Loop, Parts, pack_state, unpack_state
 from .movement import AdapterWatch
@@ -59,8 +58,9 @@ from .report import (
     show_replies,
     show_step,
 )
+from .shared import Shared
 from .start import start_adapters
-from .step import TrainState, compile_step, initial_state
+from .step import TrainState, initial_state
 
 __all__ = ["RunResult", "pack_state", "train", "unpack_state"]
 
@@ -91,13 +91,14 @@ class RunResult:
     costs: Costs | None = None
 
 
-def train(
+def train(  # noqa: PLR0913  the run, then ways to run it
     config: RunConfig,
     *,
     resume: bool = False,
     overwrite: bool = False,
     stop_after: int | None = None,
     console: Console | None = None,
+    shared: Shared | None = None,
 ) -> RunResult:
     """Fine-tunes as ``config`` says.
 
@@ -107,6 +108,7 @@ def train(
         overwrite: Begin anew although the folder holds checkpoints; they are deleted.
         stop_after: Stop after this many steps as if interrupted, leaving a checkpoint.
         console: Where the progress goes; standard output where None.
+        shared: What earlier runs of this process loaded and compiled.
 
     Raises:
         ConfigError: The folder holds checkpoints and neither flag is given, or they belong to
@@ -115,14 +117,14 @@ def train(
         AlarmError: The adapters did not move, or the evaluation does not see them. Checkpoint,
             adapter, logs and report are written before.
     """
-    console = console or Console()
+    console, shared = console or Console(), shared or Shared()
     _check_folder(config, resume=resume, overwrite=overwrite)
     with console.status("reading the model"):
-        base = load_base(config.model.path, config.model.weights, config.model.activations)
+        base = shared.base(config.model)
     console.print(base.receipt.text(), markup=False, highlight=False)
     with console.status("reading the records") as status:
-        data = load_data(config.data, base.tokenizer, config.train.seed, tokenising(status))
-    run = _Run(config, base, data, console)
+        data = shared.data(config.data, base, config.train.seed, tokenising(status))
+    run = _Run(config, shared, data, console)
     show_plan(console, run.plan, sum(int(np.prod(p.shape)) for p in base.params.values()))
     show_data(console, data, config.data)
     show_warnings(console, context_warnings(config.data, base.hyper.context_length))
@@ -150,8 +152,9 @@ class _Run:
     """The objects of one run and the order in which they are used."""
 
     def __init__(
-        self, config: RunConfig, base: BaseModel, data: TrainingData, console: Console
+        self, config: RunConfig, shared: Shared, data: TrainingData, console: Console
     ) -> None:
+        base = shared.base(config.model)
         self.plan: LoraPlan = plan_adapters(base.hyper, config.lora.spec)
         self._config, self._base, self._data, self._console = config, base, data, console
         spec = replace(
@@ -160,11 +163,11 @@ class _Run:
         key = random.PRNGKey(config.train.seed)
         adapters = start_adapters(self.plan, base.hyper, base.params, key, config.lora.start)
         params = with_row_squares(base.params, adapters)
-        self._step = compile_step(spec, params, config)
+        self._step = shared.step(spec, params, config)
         chosen = config.log.probe_records
         self._probe = data.train.probe(chosen) if chosen else None
         capacity = max(side.capacity for side in (data.held_out, self._probe) if side)
-        self._evaluator = Evaluator(spec, params, capacity)
+        self._evaluator = shared.evaluator(spec, params, capacity)
         identity = {**config.identity(), "data_sha256": data.sha256}
         self._store = CheckpointStore(config.output.folder / "checkpoints", identity)
         self._watch = AdapterWatch(adapters, spec.lora_frozen)
@@ -200,7 +203,7 @@ class _Run:
             lowered = self._step.accumulate.compile(
                 adapters, totals, batch, place, self._initial.initial
             )
-            self._step.update.compile(self._initial, totals)
+            self._step.update.compile(self._initial, totals, self._step.rates)
         seconds = time.perf_counter() - began
         # Its arguments are adapters and gradients; the optimizer's state exists beside them.
         optimizer = sum(leaf.nbytes for leaf in tree.leaves(self._initial.optimizer))
