@@ -161,7 +161,7 @@ class Primitive(ABC):
         Raises:
             DTypeError: an operand is an array of blocks, which the primitive does not compute with.
         """
-        if not self.traits.takes_blocks and any(a.block is not None for a in avals):
+        if any([a.block for a in avals]) and not self.traits.takes_blocks:
             given = ", ".join(map(str, avals))
             raise DTypeError(
                 f"{self.name}: operands {given}; blocks hold packed numbers, which nothing "
