@@ -138,7 +138,7 @@ def test_states_of_half_precision_stay_so() -> None:
 def compiled(device: str) -> Generator[str]:
     """A device that compiles, the default one meanwhile."""
     if device == "reference" or "+" in device:
-        pytest.skip("minutes in the interpreter and under validation; the goldens run there")
+        pytest.skip("minutes in the interpreter and under validation")
     with vj.default_device(device):
         yield device
 

@@ -28,7 +28,7 @@ EXPECTED = load_file(DATA / "expected.safetensors")
 
 def test_logits_and_every_gradient(device: str) -> None:
     if device == "reference" or "+" in device:
-        pytest.skip("minutes in the interpreter and under validation; the goldens run there")
+        pytest.skip("minutes in the interpreter and under validation")
     with vj.default_device(device):
         adapters = from_peft(HYPER, TENSORS)
         weights = load_file(DATA / "weights.safetensors")
