@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 from vkjit.lowering.gpu.gemm_coop_schedule import PATCH_PADDING, patch_words
-from vkjit.lowering.gpu.gemm_epilogue import finish
+from vkjit.lowering.gpu.gemm_epilogue import at_once, finish, finish_all
 from vkjit.lowering.gpu.gemm_split import LARGEST
 from vkjit.lowering.gpu.grid import within
 from vkjit.lowering.kernel.build import Builder
@@ -158,6 +158,8 @@ class Finish:
         b = self.b
         if self.patch is None:
             self.patch = b.scratch("patch", F32, patch_words(self.s))
+        each = at_once(self.group) if self._is_inside() else 1
+        ready: list[tuple[Point, Value]] = []
         for number in range(len(sums.high)):
             low: list[Value] = []
             if sums.low:
@@ -167,7 +169,20 @@ class Finish:
             for position, value in enumerate(high):
                 if low:
                     value = self._added(value, low[position], sums.low_scale)
-                self._finish(batch, origin, position, value)
+                if each == 1:
+                    self._finish(batch, origin, position, value)
+                    continue
+                ready.append((self._point(batch, origin, position), value))
+            if len(ready) >= each:
+                finish_all(ready, self.buffers, self.group)
+                ready = []
+        finish_all(ready, self.buffers, self.group)
+
+    def _is_inside(self) -> bool:
+        """Whether every vector of every invocation is one of the product's."""
+        group, s = self.group, self.s
+        whole = group.m % s.block_m == group.n % s.block_n == 0
+        return whole and self._count() % s.subgroup == 0
 
     def _elements(self, fragment: Value) -> list[Value]:
         """This invocation's elements of a fragment, in vectors, by way of the patch."""
@@ -221,9 +236,8 @@ class Finish:
     ) -> None:
         """Body and stores for one vector, where it lies inside the product."""
         b, group, s = self.b, self.group, self.s
-        line, along = self._place(position)
-        offsets = (line, along) if self.axis == 1 else (along, line)
-        row, column = (b.add(o, at) for o, at in zip(origin, offsets, strict=True))
+        point = self._point(batch, origin, position)
+        row, column = point.indices[-2:]
         linear = b.offset(b.lane(), position * s.subgroup)
         reach = -(-group.m // s.block_m) * s.block_m, -(-group.n // s.block_n) * s.block_n
         with (
@@ -231,6 +245,11 @@ class Finish:
             within(b, row, group.m, reach[0]),
             within(b, column, group.n, reach[1]),
         ):
-            lanes = self._lanes()
-            point = Point(b, [*batch, row, column], len(batch) + self.axis, lanes)
             finish(point, self.buffers, group, value)
+
+    def _point(self, batch: Sequence[Value], origin: tuple[Value, Value], position: int) -> Point:
+        """Where one of this invocation's vectors is."""
+        line, along = self._place(position)
+        offsets = (line, along) if self.axis == 1 else (along, line)
+        place = [self.b.add(o, at) for o, at in zip(origin, offsets, strict=True)]
+        return Point(self.b, [*batch, *place], len(batch) + self.axis, self._lanes())

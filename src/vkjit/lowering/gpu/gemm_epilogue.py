@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.nodes import Value
 from vkjit.lowering.kernel.types import ConvertOp, ScalarType, scalar_of, with_elem
-from vkjit.lowering.plan.groups import ContractGroup
+from vkjit.lowering.plan.groups import ContractGroup, GatherStep, LoadStep
 from vkjit.lowering.templates.body import Point, access_of, evaluate, store
 from vkjit.lowering.templates.context import Buffers, TemplateContext
 from vkjit.lowering.templates.space import views_of
+
+_READING = 8
+"""Vectors of outputs whose bodies read memory at a time."""
 
 
 def buffers_of(b: Builder, group: ContractGroup, context: TemplateContext) -> Buffers:
@@ -21,11 +24,30 @@ def buffers_of(b: Builder, group: ContractGroup, context: TemplateContext) -> Bu
 
 def finish(point: Point, buffers: Buffers, group: ContractGroup, total: Value) -> None:
     """Body and stores for the sum of one output, or for a vector of them along n."""
-    product = widened(point.b, total, group.body[0].type)
+    finish_all([(point, total)], buffers, group)
+
+
+def finish_all(
+    outputs: Sequence[tuple[Point, Value]], buffers: Buffers, group: ContractGroup
+) -> None:
+    """As ``finish`` for several outputs: their bodies read memory side by side.
+
+    A driver may not move a load ahead of a store that stands before it: they might meet in memory.
+    """
     wanted = {step.value for step in group.stores}
-    values = evaluate(point, buffers, group.body, wanted, {0: product})
-    for step in group.stores:
-        store(point, buffers, step, values[step.value])
+    found: list[tuple[Point, dict[int, Value]]] = []
+    for point, total in outputs:
+        product = widened(point.b, total, group.body[0].type)
+        found.append((point, evaluate(point, buffers, group.body, wanted, {0: product})))
+    for point, values in found:
+        for step in group.stores:
+            store(point, buffers, step, values[step.value])
+
+
+def at_once(group: ContractGroup) -> int:
+    """Outputs of an invocation that are worth the registers to be finished side by side."""
+    reads = any(isinstance(step, (LoadStep, GatherStep)) for step in group.body)
+    return _READING if reads else 1
 
 
 def stores_vectors(group: ContractGroup, lanes: int) -> bool:

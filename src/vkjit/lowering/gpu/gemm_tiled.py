@@ -23,8 +23,10 @@ from typing import final
 from vkjit.errors import InternalError
 from vkjit.lowering.gpu.gemm_epilogue import (
     added,
+    at_once,
     buffers_of,
     finish,
+    finish_all,
     multiply_add,
     number,
     stores_vectors,
@@ -136,6 +138,10 @@ class _Tile:
         if self.group.k:
             sums = self.summed(self.staging.aim(batch, first, edges=edges), sums)
         outputs = self.outputs(sums) if self.sums is None else self.met(self.sums, sums)
+        whole = not edges and stores_vectors(self.group, self.lanes)
+        if whole and self.sums is None and at_once(self.group) > 1:
+            self.write_all(batch, first, list(outputs))
+            return
         for row, column, total in outputs:
             self.write(batch, (b.add(first[0], row), b.add(first[1], column)), total, edges=edges)
 
@@ -243,6 +249,21 @@ class _Tile:
         b, memory = self.b, self.staging.sides[side].memory
         starts = (self.rows, self.columns)[side]
         return [b.load(memory, b.add(base, start), self.lanes) for start in starts]
+
+    def write_all(
+        self,
+        batch: Sequence[Value],
+        first: tuple[Value, Value],
+        outputs: Sequence[tuple[Value, Value, Value]],
+    ) -> None:
+        """Body and stores of vectors that lie inside the product, several at a time."""
+        b, each = self.b, at_once(self.group)
+        for start in range(0, len(outputs), each):
+            found: list[tuple[Point, Value]] = []
+            for row, column, total in outputs[start : start + each]:
+                index = [*batch, b.add(first[0], row), b.add(first[1], column)]
+                found.append((Point(b, index, len(batch) + 1, self.lanes), total))
+            finish_all(found, self.buffers, self.group)
 
     def write(
         self, batch: Sequence[Value], at: tuple[Value, Value], total: Value, *, edges: bool
