@@ -3,8 +3,8 @@
 How ``ContractSchedule`` is read here: the register tile is ``tile_m`` x ``tile_n``, ``tile_k``
 steps of the sum stand in one iteration; a task computes ``block_m`` x ``block_n`` outputs, all of
 them where 0; the sum runs in blocks of ``block_k``, or at once where 0. An operand to pack is
-packed by the task when no other task of the batch item needs it or when the sum is blocked, else
-once, by a kernel of its own.
+packed by the task when no other task of the batch item needs it, when the sum is blocked or when it
+lies in quantized blocks, else once, by a kernel of its own.
 """
 
 from __future__ import annotations
