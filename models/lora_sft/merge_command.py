@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -54,7 +55,8 @@ def merge(  # noqa: PLR0913  the options of the command
         )
     words = default_text() if text is None else _read(text)
     file = open_gguf(find_smollm2() if base == SMOLLM2 else Path(base))
-    merged = merge_adapter(file, adapter, out, kind.lower())
+    with _writing("merge", out):
+        merged = merge_adapter(file, adapter, out, kind.lower())
     console.print(
         f"{out}: {merged.written:,} bytes, {len(merged.tensors)} tensors merged, {merged.copied} "
         "copied",
@@ -92,13 +94,26 @@ def export(
     config, tensors = load_any_adapter(adapter, hyper)
     arrays = to_peft(from_peft(hyper, tensors))
     notes: tuple[str, ...] = ()
-    if kind == "peft":
-        save_adapter(out, config, arrays)
-    else:
-        notes = save_gguf_adapter(out, hyper, config, arrays)
+    with _writing("export", out):
+        if kind == "peft":
+            save_adapter(out, config, arrays)
+        else:
+            notes = save_gguf_adapter(out, hyper, config, arrays)
     console.print(f"{out}: {len(arrays)} tensors", markup=False, highlight=False)
     for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False)
+
+
+@contextmanager
+def _writing(command: str, out: Path) -> Generator[None]:
+    """Says of an operating system's refusal what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{command}: cannot write {out}: {error.strerror}, expected a path with room for the "
+            "result; choose another"
+        ) from error
 
 
 def _base_of(adapter: Path, model: str | None) -> Path:

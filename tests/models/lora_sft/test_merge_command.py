@@ -115,6 +115,13 @@ def test_mistakes_are_named(adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read .*absent.txt"):
         merge(to, str(GGUF), adapter, tmp_path / "o.gguf", "f16", text=tmp_path / "absent.txt")
     assert not (tmp_path / "o.gguf").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"export: cannot write .*: Not a directory, expected"):
+        export(to, adapter, tmp_path / "file" / "peft", "peft", None)
+    with pytest.raises(DataError, match=r"export: cannot write .*: File exists, expected"):
+        export(to, adapter, tmp_path / "file" / "a.gguf", "gguf", None)
+    with pytest.raises(DataError, match=r"merge: cannot write .*: (File|Not) .*, expected"):
+        merge(to, str(GGUF), adapter, tmp_path / "file" / "o.gguf", "f16", check=False)
     with pytest.raises(DataError, match="the text has 1 tokens, expected at least 2"):
         check_merge(str(GGUF), adapter, GGUF, "a")
     export(to, adapter, tmp_path / "a.gguf", "gguf", None)
