@@ -82,6 +82,9 @@ def train(  # noqa: PLR0913  the flags of the command
         bool, typer.Option("--dry-run", help="Show the data, token by token, and train nothing.")
     ] = False,
     records: Annotated[int, typer.Option(min=0, help="Records that --dry-run shows.")] = 3,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show the memory that it needs, and train nothing.")
+    ] = False,
 ) -> None:
     """Fine-tune a model with low-rank adapters, as a TOML file says."""
     # The trainer's libraries take a second to import, which `vkjit info` need not wait for.
@@ -92,9 +95,13 @@ def train(  # noqa: PLR0913  the flags of the command
 
         dry_run(load_config(config, steps=steps), Console(), records)
         return
+    from vkjit_models.lora_sft import train as trainer  # noqa: PLC0415  slow import
     from vkjit_models.lora_sft.alarms import AlarmError  # noqa: PLC0415  slow import
-    from vkjit_models.lora_sft.train import train as run  # noqa: PLC0415  slow import
 
+    if plan:
+        trainer.plan(load_config(config, steps=steps))
+        return
+    run = trainer.train
     try:
         result = run(load_config(config, steps=steps), resume=resume, overwrite=overwrite)
     except AlarmError as error:

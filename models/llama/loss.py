@@ -8,6 +8,7 @@ targets give the mean of the whole batch and its gradient. Logits exist block by
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, assert_never, final
 
 import vkjit.numpy as jnp
@@ -33,6 +34,7 @@ class LossSpec:
         kl: Divergence from the base model.
         kl_weight: Its weight.
         pullback_weight: Weight of half the squared distance from the initial adapters.
+        vocab_chunk: Columns of a block of logits; None: as `vkjit.nn` chooses.
     """
 
     label_smoothing: float = 0.0
@@ -40,6 +42,7 @@ class LossSpec:
     kl: Kl = "none"
     kl_weight: float = 0.0
     pullback_weight: float = 0.0
+    vocab_chunk: int | None = None
 
 
 class Objective(NamedTuple):
@@ -92,7 +95,8 @@ def objective(  # noqa: PLR0913  two descriptions, then what the model reads
     """
     hidden, targets = _target_states(spec, params, adapters, batch, key)
     weight, counted = head_weight(spec, params), targets >= 0
-    losses = trained = nn.linear_cross_entropy(hidden, weight, targets)
+    chunk = loss_spec.vocab_chunk
+    losses = trained = nn.linear_cross_entropy(hidden, weight, targets, vocab_chunk=chunk)
     if loss_spec.label_smoothing or loss_spec.z_loss:
         losses = lax.stop_gradient(losses)
         trained = nn.linear_cross_entropy(
@@ -101,11 +105,13 @@ def objective(  # noqa: PLR0913  two descriptions, then what the model reads
             targets,
             label_smoothing=loss_spec.label_smoothing,
             z_loss=loss_spec.z_loss,
+            vocab_chunk=chunk,
         )
     total, divergences, pullback = jnp.sum(trained), None, None
     if loss_spec.kl != "none":
         base, _ = _target_states(spec, params, {}, batch, None)
-        divergences = _divergences(loss_spec.kl, hidden, lax.stop_gradient(base), weight, targets)
+        states = (hidden, lax.stop_gradient(base), weight, targets)
+        divergences = _divergences(loss_spec, *states)
         total = total + loss_spec.kl_weight * jnp.sum(divergences)
     if loss_spec.pullback_weight:
         pullback = half_squared_distance(adapters, initial_adapters)
@@ -167,23 +173,23 @@ def _target_states(
     return jnp.take(hidden, places, axis=0), targets
 
 
-def _divergences(kl: Kl, hidden: Any, base: Any, weight: Any, targets: Any) -> Any:
+def _divergences(spec: LossSpec, hidden: Any, base: Any, weight: Any, targets: Any) -> Any:
     """The divergence at each target: f32 [K]."""
-    match kl:
+    masked = partial(nn.linear_target_masked_kl, vocab_chunk=spec.vocab_chunk)
+    plain = partial(nn.linear_kl_divergence, vocab_chunk=spec.vocab_chunk)
+    match spec.kl:
         case "none":
             return jnp.zeros(targets.shape, jnp.float32)
         case "tmkl":
-            return nn.linear_target_masked_kl(hidden, base, weight, targets)
+            return masked(hidden, base, weight, targets)
         case "tmkl_reverse":
-            return nn.linear_target_masked_kl(
-                hidden, base, weight, targets, direction="base||adapted"
-            )
+            return masked(hidden, base, weight, targets, direction="base||adapted")
         case "kl":
-            return nn.linear_kl_divergence(hidden, base, weight, targets)
+            return plain(hidden, base, weight, targets)
         case "kl_reverse":
-            return nn.linear_kl_divergence(hidden, base, weight, targets, direction="base||adapted")
+            return plain(hidden, base, weight, targets, direction="base||adapted")
         case _:
-            assert_never(kl)
+            assert_never(spec.kl)
 
 
 def _squared_distance(now: Any, before: Any) -> Any:

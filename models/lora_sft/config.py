@@ -173,6 +173,8 @@ class LossSection(_Section):
     """Weight of the divergence, averaged over targets."""
     pullback_weight: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """Weight of half the squared distance from the initial adapters."""
+    vocab_chunk: int | None = Field(default=None, ge=1)
+    """Vocabulary entries of a block of logits: fewer take less memory. Chosen where not given."""
 
     @model_validator(mode="after")
     def _divergence_is_weighted(self) -> LossSection:
@@ -186,9 +188,7 @@ class LossSection(_Section):
     @property
     def spec(self) -> LossSpec:
         """The section as the model library takes it."""
-        return LossSpec(
-            self.label_smoothing, self.z_loss, self.kl, self.kl_weight, self.pullback_weight
-        )
+        return LossSpec(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
 @final
@@ -275,6 +275,14 @@ class StopSection(_Section):
 
 
 @final
+class MemorySection(_Section):
+    """What the arrays of a run may take."""
+
+    limit_mib: int | None = Field(default=None, ge=1)
+    """MiB at most; a run that needs more is refused. What the device has where not given."""
+
+
+@final
 class OutputSection(_Section):
     """Where results go and what the sample asks."""
 
@@ -299,6 +307,7 @@ class RunConfig(_Section):
     train: TrainSection
     log: LogSection = LogSection()
     stop: StopSection = StopSection()
+    memory: MemorySection = MemorySection()
     output: OutputSection
 
     @model_validator(mode="after")
@@ -317,7 +326,7 @@ class RunConfig(_Section):
     def identity(self) -> dict[str, Any]:
         """What decides the numbers of the run: a resumed run must agree in all of it."""
         everything = self.resolved()
-        for section in ("output", "log", "stop"):
+        for section in ("output", "log", "stop", "memory"):
             del everything[section]
         for key in ("eval_every", "checkpoint_every", "recompute"):
             del everything["train"][key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
@@ -116,8 +116,21 @@ class Evaluator:
                 sets of windows with fewer.
         """
         self._params, self._capacity = params, capacity
-        self._losses: Callable[..., Any] = vj.jit(partial(losses_of, spec))
-        self._next: Callable[..., Any] = vj.jit(partial(next_token, spec))
+        self._losses = vj.jit(partial(losses_of, spec))
+        self._next = vj.jit(partial(next_token, spec))
+
+    def temporaries(self, adapters: Adapters, data: WindowSet, *, compiles: bool) -> int:
+        """Bytes beside weights and adapters that evaluating a window takes; nothing is run.
+
+        Args:
+            adapters: Of the structure that will be evaluated.
+            data: Windows like those that will be.
+            compiles: Whether the program is made ready to run, too.
+        """
+        batch = self._roomy(data.batch([0]))
+        make = self._losses.compile if compiles else self._losses.lower
+        memory = make(self._params, adapters, batch).memory()
+        return memory.temporaries + memory.outputs + memory.constants
 
     def records(self, adapters: Adapters, data: WindowSet, rows: Sequence[int]) -> Sums:
         """Sums by document of ``data`` over the windows ``rows``, one at a time."""

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from vkjit import Lowered
 from vkjit_models.llama.lora import LoraPlan
 
 from .evaluate import HeldOut, perplexity
@@ -83,37 +82,6 @@ def _plan_rows(plan: LoraPlan) -> Iterator[tuple[str, ...]]:
 def _kind(module: str) -> str:
     parts = (part for part in module.split(".") if not part.isdigit())
     return ".".join(parts).removeprefix("model.").removeprefix("layers.")
-
-
-def show_step(
-    console: Console, seconds: float, lowered: Lowered, optimizer_bytes: int
-) -> dict[str, int]:
-    """Prints what the compiled training step is made of and the memory that it will need.
-
-    Args:
-        console: Where to.
-        seconds: What compiling took.
-        lowered: The compiled step.
-        optimizer_bytes: The optimizer's state, which is no argument of it.
-
-    Returns:
-        Bytes by kind.
-    """
-    memory = lowered.memory()
-    parts = {
-        "weights": memory.constants,
-        "activations": memory.temporaries,
-        "adapters and gradients": memory.inputs + memory.outputs,
-        "optimizer": optimizer_bytes,
-    }
-    listed = ", ".join(f"{name} {size / MIB:,.0f}" for name, size in parts.items())
-    console.print(
-        f"training step: {len(lowered.plan.steps):,} kernel launches, ready after {seconds:.1f} s\n"
-        f"predicted peak: {sum(parts.values()) / MIB:,.0f} MiB of arrays ({listed})",
-        highlight=False,
-        markup=False,
-    )
-    return parts
 
 
 def show_costs(console: Console, costs: Costs) -> None:

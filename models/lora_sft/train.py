@@ -19,8 +19,8 @@ import numpy as np
 from rich.console import Console
 
 import vkjit.numpy as jnp
-from vkjit import random, tree
-from vkjit.errors import ConfigError
+from vkjit import MemoryReport, eval_shape, random
+from vkjit.errors import ConfigError, OutOfMemoryError
 from vkjit_models.common.adapter_io import save_adapter
 from vkjit_models.common.atomic import write_atomic
 from vkjit_models.common.checkpoint import CheckpointStore
@@ -34,7 +34,8 @@ from vkjit_models.llama.lora import (
 )
 from vkjit_models.llama.loss import pullback_relative
 
-from . import alarms
+from . import admission, alarms
+from .admission import Need, Room
 from .alarms import AlarmError
 from .config import RunConfig
 from .data import TrainingData
@@ -56,13 +57,12 @@ from .report import (
     show_costs,
     show_plan,
     show_replies,
-    show_step,
 )
 from .shared import Shared
 from .start import start_adapters
-from .step import TrainState, initial_state
+from .step import TrainState, initial_state, zero_totals
 
-__all__ = ["RunResult", "pack_state", "train", "unpack_state"]
+__all__ = ["RunResult", "pack_state", "plan", "train", "unpack_state"]
 
 
 @final
@@ -147,6 +147,22 @@ def train(  # noqa: PLR0913  the run, then ways to run it
     return result
 
 
+def plan(config: RunConfig, console: Console | None = None) -> None:
+    """Prints the memory that a run will need and what the device has; trains nothing.
+
+    Raises:
+        ConfigError: The run does not fit; with the smallest change that does.
+        DataError: Model or data cannot be read.
+    """
+    console, shared = console or Console(), Shared()
+    with console.status("reading the model"):
+        base = shared.base(config.model)
+    console.print(base.receipt.text(), markup=False, highlight=False)
+    with console.status("reading the records") as status:
+        data = shared.data(config.data, base, config.train.seed, tokenising(status))
+    _Run(config, shared, data, console).plan_only()
+
+
 @final
 class _Run:
     """The objects of one run and the order in which they are used."""
@@ -163,6 +179,7 @@ class _Run:
         key = random.PRNGKey(config.train.seed)
         adapters = start_adapters(self.plan, base.hyper, base.params, key, config.lora.start)
         params = with_row_squares(base.params, adapters)
+        self._spec, self._params = spec, params
         self._step = shared.step(spec, params, config)
         chosen = config.log.probe_records
         self._probe = data.train.probe(chosen) if chosen else None
@@ -194,23 +211,68 @@ class _Run:
         return unpack_state(self._initial, found.arrays), found.step, found.state
 
     def compile(self) -> None:
-        """Compiles the step and tells how long that took and how much memory it will need."""
-        batch = self._data.train.batch(range(self._config.train.micro_batch))
+        """Compiles the step, tells how long that took, and admits the run.
+
+        Raises:
+            ConfigError: The device has too little memory for it.
+        """
         adapters, began = self._initial.adapters, time.perf_counter()
+        batch = self._data.train.batch(range(self._config.train.micro_batch))
         with self._console.status("compiling the training step"):
             totals = self._step.zero(adapters, self._initial.loss_scale)
             place = jnp.asarray(np.array([0, 0], np.int32))
-            lowered = self._step.accumulate.compile(
-                adapters, totals, batch, place, self._initial.initial
-            )
-            self._step.update.compile(self._initial, totals, self._step.rates)
+            given = (adapters, totals, batch, place, self._initial.initial)
+            try:
+                step = self._step.accumulate.compile(*given)
+            except OutOfMemoryError:  # a program that no such device can hold is not loaded
+                self.admit(self._step.accumulate.lower(*given).memory(), 0)
+                raise
+            update = self._step.update.compile(self._initial, totals, self._step.rates)
         seconds = time.perf_counter() - began
-        # Its arguments are adapters and gradients; the optimizer's state exists beside them.
-        optimizer = sum(leaf.nbytes for leaf in tree.leaves(self._initial.optimizer))
-        predicted = lowered.memory().peak + optimizer
-        memory = show_step(self._console, seconds, lowered, optimizer)
-        self.record.compiled(seconds, memory, asdict(self._base.receipt))
-        self._costs = Costs(seconds, 0.0, predicted, 0, 0)
+        launches = f"{len(step.plan.steps):,} kernel launches"
+        self._console.print(
+            f"training step: {launches}, ready after {seconds:.1f} s", highlight=False
+        )
+        found, there = self.admit(step.memory(), update.memory().temporaries)
+        admission.save(self._config.output.folder, found, there)
+        self.record.compiled(seconds, asdict(found), asdict(self._base.receipt))
+        self._costs = Costs(seconds, 0.0, found.peak, 0, 0)
+
+    def plan_only(self) -> None:
+        """Prints what the run needs, from plans alone."""
+        adapters = self._initial.adapters
+        totals = eval_shape(zero_totals, adapters, self._initial.loss_scale)
+        with self._console.status("planning the update"):
+            update = self._step.update.lower(self._initial, totals, self._step.rates).memory()
+        self.admit(None, update.temporaries)
+
+    def admit(self, step: MemoryReport | None = None, update: int = 0) -> tuple[Need, Room]:
+        """Prints what the run needs and what there is.
+
+        Args:
+            step: Memory of a micro-batch; planned here where None.
+            update: Temporaries of the update.
+
+        Raises:
+            ConfigError: It does not fit; with the smallest change that does.
+        """
+        plan = admission.Plan(self._spec, self._params, self._initial, self._data.train)
+        with self._console.status("planning memory"):
+            evaluation = self._evaluator.temporaries(
+                self._initial.adapters, self._data.held_out, compiles=step is not None
+            )
+            found = admission.need(
+                self._base.receipt.device_bytes,
+                plan,
+                admission.nbytes(self._off),
+                step or plan.step(self._config),
+                (update, evaluation),
+            )
+        there = admission.room(self._config.memory, self._device)
+        admission.show(self._console, found, there)
+        with self._console.status("looking for a change that fits"):
+            admission.require(self._config, found, there, plan)
+        return found, there
 
     def loop(self, logs: RunLogs, state: TrainState, step: int, stored: Mapping[str, Any]) -> Loop:
         """The loop that goes on from ``state``."""
