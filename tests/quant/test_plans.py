@@ -77,6 +77,11 @@ def scaled_in_a_loop(x: Any, w: Any) -> Any:
     return jnp.sum(lax.scan(body, x, None, length=3)[0])
 
 
+def cast_first(x: Any, w: Any) -> Any:
+    narrow = w.dequantize().astype(jnp.bfloat16)
+    return jnp.sum(jnp.tanh(x.astype(jnp.bfloat16) @ narrow.T) @ narrow).astype(jnp.float32)
+
+
 def checkpointed(x: Any, w: Any) -> Any:
     def block(x: Any) -> Any:
         return jnp.tanh(x @ w.T) @ w
@@ -88,7 +93,9 @@ def looked_up(x: Any, w: Any) -> Any:
     return jnp.sum(jnp.take(w, jnp.int32([1, 2, 1]), axis=0) * x[0])
 
 
-@pytest.mark.parametrize("fn", [once, looped, scaled_in_a_loop, checkpointed, looked_up])
+@pytest.mark.parametrize(
+    "fn", [once, looped, scaled_in_a_loop, cast_first, checkpointed, looked_up]
+)
 @pytest.mark.parametrize("derived", [False, True])
 def test_no_group_stores_the_numbers_of_a_matrix(fn: Any, derived: bool) -> None:  # noqa: FBT001
     w = weights(ROWS)

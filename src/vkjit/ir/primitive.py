@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
 
-from vkjit.dtypes import is_float
+from vkjit.dtypes import DType, is_float
 from vkjit.errors import DTypeError, MissingRuleError
 from vkjit.ir.avals import Aval
 from vkjit.ir.control import Control
@@ -239,6 +239,10 @@ class Primitive(ABC):
             args: of the equation.
             producer: the equation that made a variable, or None for parameters and literals.
         """
+        return None
+
+    def rounded_to(self, dtype: DType) -> Primitive | None:
+        """The primitive that gives its result in ``dtype``, with the bits of a cast, or None."""
         return None
 
     def partial_eval(self, eqn: Eqn, moving: Sequence[bool]) -> Parts | None:

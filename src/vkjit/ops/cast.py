@@ -12,7 +12,18 @@ import numpy as np
 from vkjit import dtypes
 from vkjit.dtypes import DType
 from vkjit.ir.avals import Aval, aval
-from vkjit.ir.primitive import Array, Kind, Linear, Sample, Tangent, Traits, Value
+from vkjit.ir.primitive import (
+    Array,
+    Kind,
+    Linear,
+    Producer,
+    Sample,
+    Simpler,
+    Tangent,
+    Traits,
+    Value,
+)
+from vkjit.ir.program import Atom
 from vkjit.lowering.kernel import nodes
 from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.elements import scalar_type
@@ -84,6 +95,12 @@ class Cast(Pointwise):
         if scalar_of(to).bits < scalar_of(x.type).bits:
             return b.convert(ConvertOp.TRUNC, x, to)
         return b.convert(ConvertOp.SEXT if dtypes.is_signed(of) else ConvertOp.ZEXT, x, to)
+
+    def simplify(self, args: Sequence[Atom], producer: Producer) -> Simpler | None:
+        """What makes the operand may make it in this dtype: packed numbers are read in any."""
+        made = producer(args[0])
+        prim = None if made is None else made.prim.rounded_to(self.dtype)
+        return None if made is None or prim is None else (prim, made.args)
 
     def jvp(self, primals: Sequence[Value], tangents: Sequence[Tangent]) -> tuple[Value, Tangent]:
         """The tangent is cast too; nothing flows through integers and booleans."""

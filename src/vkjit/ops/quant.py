@@ -13,7 +13,7 @@ from vkjit.blocks import BLOCK_TYPES, BlockType
 from vkjit.dtypes import DType
 from vkjit.errors import DTypeError, ShapeError
 from vkjit.ir.avals import Aval, aval
-from vkjit.ir.primitive import Array, Kind, Op, Remat, Sample, Tangent, Traits, Value
+from vkjit.ir.primitive import Array, Kind, Op, Primitive, Remat, Sample, Tangent, Traits, Value
 from vkjit.lowering.kernel.specs import DecodeSpec, KernelSpec, ViewSpec
 from vkjit.lowering.kernel.views import View
 from vkjit.trace import bind
@@ -62,6 +62,10 @@ class Dequantize(Op):
     def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
         """The numbers, where the blocks are."""
         return DecodeSpec(_block_of(avals[0].dtype))
+
+    def rounded_to(self, dtype: DType) -> Primitive | None:
+        """Float32 numbers rounded as they are read: then a product has no copy of them to read."""
+        return Dequantize(dtype) if self.dtype == dtypes.float32 and dtype in _FLOATS else None
 
     def flops(self, avals: Sequence[Aval], outs: Sequence[Aval]) -> float:
         """None: it is work of the reader, as a load is."""
