@@ -17,7 +17,7 @@ from vkjit.lowering.compile import compile_program
 from vkjit.lowering.gpu import gemm_coop
 from vkjit.lowering.gpu.choose import candidates as choices
 from vkjit.lowering.gpu.choose import lower_contract
-from vkjit.lowering.gpu.gemm_coop_schedule import candidates, scheme_of, shared_bytes
+from vkjit.lowering.gpu.gemm_coop_schedule import candidates, narrow, scheme_of, shared_bytes
 from vkjit.lowering.kernel.check import verify
 from vkjit.lowering.kernel.interpret import run
 from vkjit.lowering.kernel.nodes import Kernel, Load, MatStore, Store
@@ -399,3 +399,25 @@ def test_a_traced_product_of_an_array_with_itself() -> None:
     (out,) = device.load(plan).run([device.upload(x)])
     got = device.download(out, np.float16, (40, 40))
     np.testing.assert_array_max_ulp(got, evaluate(program, [x])[0], 2)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(512, 16, 512, "nt", elem=BF16),
+        Case(16, 520, 512, "tn", elem=F16),
+        Case(512, 9, 640, "tn", elem=F16),
+    ],
+    ids=str,
+)
+def test_products_with_one_short_side(case: Case) -> None:
+    target = replace(EIGHT, cores=2)
+    found = choices(case.group(), TemplateContext(target, case.arrays()))[0]
+    assert isinstance(found, CoopSchedule)
+    assert min(found.block_m, found.block_n) == 16
+    check(case, found, target)
+
+
+def test_short_sides_of_small_or_packed_products_stay_plain() -> None:
+    for case in (Case(64, 16, 512), Case(512, 16, 64), Case(512, 16, 512, elem=F32)):
+        assert narrow(case.group(), EIGHT) == []

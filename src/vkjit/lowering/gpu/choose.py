@@ -37,7 +37,8 @@ _MOST = 16
 _SHORT = 16
 """An axis so short that matrix units would be mostly idle, as that of an adapter of rank 16. On an
 H200 such products took 5 to 9 us plain (float32, queued), and kernels on matrix units of as few
-workgroups 7 to 27 us (bfloat16, in a profile); the two were not timed side by side."""
+workgroups 7 to 27 us (bfloat16, in a profile); the two were not timed side by side. Long ones have
+tiles of their own, see ``gemm_coop_schedule.narrow``."""
 
 
 def candidates(group: ContractGroup, context: TemplateContext) -> list[GpuContract]:
@@ -57,6 +58,7 @@ def candidates(group: ContractGroup, context: TemplateContext) -> list[GpuContra
     ]
     is_short = min(group.m, group.n, group.k) <= _SHORT
     return [
+        *gemm_coop_schedule.narrow(group, target),
         *(plain if is_short else matrix),
         *(matrix if is_short else plain),
         *gemm_naive.candidates(target),
@@ -68,8 +70,11 @@ def serves(group: ContractGroup, schedule: GpuContract, context: TemplateContext
     group, target = normalised(group), context.target
     match schedule:
         case CoopSchedule():
-            whole = replace(schedule, split_k=1)
-            return whole in gemm_coop_schedule.candidates(group, target)
+            able = [
+                *gemm_coop_schedule.candidates(group, target),
+                *gemm_coop_schedule.narrow(group, target),
+            ]
+            return replace(schedule, split_k=1) in [replace(s, split_k=1) for s in able]
         case TensorSchedule():
             return gemm_tensor_schedule.serves(group, schedule, target)
         case TiledSchedule():

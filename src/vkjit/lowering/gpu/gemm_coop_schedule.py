@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import final
 
+from vkjit.lowering.gpu.gemm_join import MOST_PARTS
 from vkjit.lowering.gpu.gemm_operand import is_packed, run_of
 from vkjit.lowering.kernel.specs import Precision
 from vkjit.lowering.kernel.types import BF16, F16, F32, MatScope, ScalarType
@@ -185,6 +186,43 @@ def candidates(group: ContractGroup, target: Target) -> list[CoopSchedule]:
                     speed = tile[5] * (_TOO_LONG if long else 1.0)
                     found[schedule] = _cost(group, schedule, speed, target)
     return sorted(found, key=lambda schedule: found[schedule])[:_MOST]
+
+
+# Tiles for products with one short side, of which a workgroup has all, and many rows and steps.
+_NARROW = (
+    (64, 16, 64, 4, 1, 1.0),
+    (128, 16, 64, 8, 1, 1.0),
+    (64, 16, 128, 4, 1, 1.0),
+    (32, 16, 128, 2, 1, 1.0),
+)
+_NARROW_SIDE, _NARROW_STEPS = 16, 512
+_NARROW_GROUPS = 4
+"""Workgroups of narrow tiles for each core: so many hide the time that memory takes."""
+
+
+def narrow(group: ContractGroup, target: Target) -> list[CoopSchedule]:
+    """Schedules for a product of 16-bit operands of which one has at most 16 rows or columns.
+
+    Such a product, as of an adapter's small matrix, takes the time in which the other operand is
+    read. The sum is cut until there are enough workgroups to keep memory busy.
+    """
+    scheme = scheme_of(group)
+    sides = sorted((group.m, group.n))
+    worth = 0 < sides[0] <= _NARROW_SIDE and min(sides[1], group.k) >= _NARROW_STEPS
+    if scheme is None or scheme.parts > 1 or not worth or 0 in group.batch or is_packed(group):
+        return []
+    found: list[CoopSchedule] = []
+    for shape in shapes_of(group, scheme, target):
+        for m, n, k, rows, columns, speed in _NARROW:
+            tile = (m, n, k, rows, columns, speed)
+            if group.m < group.n:
+                tile = (n, m, k, columns, rows, speed)
+            made = _schedule(tile, shape, target)
+            if fits(group, scheme, made, target):
+                wanted = _NARROW_GROUPS * (target.cores or _CORES) // workgroups(group, made)
+                parts = max(1, min(wanted, MOST_PARTS, group.k // (2 * k)))
+                found += [replace(made, split_k=parts)]
+    return found
 
 
 def _schedule(
