@@ -228,7 +228,7 @@ def _memory(record: Mapping[str, Any], steps: Log) -> str:
             ["measured peak of the device's arrays", _size(max(numbers(steps["device_bytes"])))],
             ["measured peak of the process", _size(max(numbers(steps["process_bytes"])))],
         ]
-    return f"<h2>Memory</h2>\n{_table(['', 'MiB'], rows)}"
+    return f"<h2>Memory</h2>\n{_table(['', 'size'], rows)}"
 
 
 def _adapters(plan: Mapping[str, Any], log: Log) -> str:
