@@ -275,12 +275,12 @@ class TorchOn:
 
 @final
 class TorchHost(Host):
-    """PyTorch, eager or through torch.compile, on the CPU or a CUDA device."""
+    """PyTorch, eager, through torch.compile or under peft, on the CPU or a CUDA device."""
 
     def __init__(self, name: str, device: str) -> None:
         self._torch = importlib.import_module("torch")
         self._torch.set_num_threads(len(os.sched_getaffinity(0)))
-        self._compiled = name == "torch-compile"
+        self._compiled, self._peft = name == "torch-compile", name == "torch-peft"
         self._is_gpu = device != "cpu"
         self._on = TorchOn(self._torch, "cuda" if self._is_gpu else "cpu")
 
@@ -291,11 +291,14 @@ class TorchHost(Host):
         return found
 
     def prepare(self, module: Any, case: Case) -> Job:
+        if self._peft:
+            return self._job(module.peft_program(self._on, case, module.inputs(case)))
         wrap = self._torch.compile if self._compiled else _unchanged
         return self._job(module.torch_program(self._on, case, module.inputs(case), wrap))
 
     def differentiated(self, module: Any, case: Case) -> Job:
-        return self._job(module.torch_gradient(self._on, case, module.inputs(case)))
+        gradient = module.peft_gradient if self._peft else module.torch_gradient
+        return self._job(gradient(self._on, case, module.inputs(case)))
 
     def rates(self) -> dict[str, float]:
         """A copy and products of large squares, by PyTorch's own kernels."""
@@ -348,7 +351,7 @@ def _unchanged(function: Callable[..., Any], **_options: Any) -> Callable[..., A
 
 
 def make_host(name: str, device: str) -> ArrayHost | TorchHost:
-    """The host called `name`: vkjit, vkjit-numbers, jax, torch or torch-compile."""
-    if name in ("torch", "torch-compile"):
+    """The host called `name`: vkjit, vkjit-numbers, jax, torch, torch-compile or torch-peft."""
+    if name in ("torch", "torch-compile", "torch-peft"):
         return TorchHost(name, device)
     return ArrayHost(name, device)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import peft_step
 from benchmarks.case import ADAMW, Array, Case, Namespace, Tree
 from benchmarks.packed import Packed, random_blocks
 
@@ -296,6 +297,23 @@ def torch_program(
 def torch_gradient(torch: Any, case: Case, given: tuple[Tree, ...]) -> Callable[[], Any]:
     """Loss and gradient of the adapters, in the order of `inputs`."""
     loss, parameters = _torch_loss(torch, case, given, lambda function: function)
+
+    def value_and_gradient() -> Any:
+        value = loss()
+        return [value, *torch.autograd.grad(value, parameters)]
+
+    return value_and_gradient
+
+
+def peft_program(torch: Any, case: Case, given: tuple[Tree, ...]) -> Callable[[], Any]:
+    """The step of transformers and peft."""
+    loss, parameters = peft_step.peft_loss(torch, case, given, (EPSILON, ROPE_BASE, SCALE))
+    return peft_step.peft_step(torch, loss, parameters)
+
+
+def peft_gradient(torch: Any, case: Case, given: tuple[Tree, ...]) -> Callable[[], Any]:
+    """Loss and gradient of peft's adapters, in the order of `inputs`."""
+    loss, parameters = peft_step.peft_loss(torch, case, given, (EPSILON, ROPE_BASE, SCALE))
 
     def value_and_gradient() -> Any:
         value = loss()

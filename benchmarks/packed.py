@@ -178,7 +178,10 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
     """Sixteen runs of 16 numbers; each half of a block has four quarters of 32, two bits above."""
     low = _nibbles(blocks["ql"].reshape(*blocks.shape, 2, 64))
     low = low.reshape(*blocks.shape, 2, 4, 32)
-    high = blocks["qh"].reshape(*blocks.shape, 2, 1, 32) >> np.uint8([[0], [2], [4], [6]]) & 3
+    high = (
+        blocks["qh"].reshape(*blocks.shape, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
+        & 3
+    )
     codes = (low | high << 4).astype(np.float32).reshape(*blocks.shape, 16, 16) - 32
     scales = blocks["d"].astype(np.float32)[..., None] * blocks["scales"].astype(np.float32)
     return scales[..., None] * codes
