@@ -3,8 +3,8 @@
 A task computes a block of tiles of one batch item: it packs what it must, and for each column of
 tiles, for each tile, sums into registers, leaves the sums in a small scratch tile and runs the
 body of the group over it in vectors along n. A sum too long for the cache runs in blocks; its
-partial sums then wait in scratch memory, and the body runs at the end. An operand in quantized blocks
-stays in them: tasks decode it as they pack, or few rows as they sum.
+partial sums then wait in scratch memory, and the body runs at the end. An operand in quantized
+blocks stays in them: tasks decode it as they pack, or as they sum where rows are few.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ _FEW_ROWS = 18
 _MOST_PADDING = 1.04
 """How much more a tile of 8 x 3 vectors may compute than one of 14 x 2, which is a little slower
 where another thread shares the core."""
+_RUN_ROWS = 2
+"""Up to this many rows blocks along n are decoded run by run rather than turned."""
 _UNROLL = 4
 _NARROW = 16
 """Columns over which the conversion of an element of lhs, one by one, does not pay."""
@@ -108,8 +110,8 @@ def default_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
 def _block_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
     """A schedule for operands of blocks.
 
-    Rows of one tile are summed while blocks are decoded; for more of them a task decodes a panel
-    into scratch memory, where all its tiles read it. No other task needs it as long as rows are not
+    Few rows are summed while blocks are decoded; for more of them a task decodes a panel into
+    scratch memory, where all its tiles read it. No other task needs it as long as rows are not
     divided.
     """
     lanes, count = vector_lanes(group, target), registers(target)
@@ -117,11 +119,12 @@ def _block_schedule(group: ContractGroup, target: Target) -> ContractSchedule:
     rows, vectors = _outer_tile(group, -(-group.n // lanes), count)
     if layout is Layout.ALONG and group.m <= count // 2 - 2:
         rows, vectors = group.m, 1
-    elif layout is Layout.ACROSS and vectors % 2 and vectors > 1 and group.m > rows:
+    elif layout is Layout.ACROSS and vectors % 2 and vectors > 1 and group.m > _RUN_ROWS:
         vectors -= 1
         rows = _rows(group.m, vectors, count)
     row_tiles, panels = -(-group.m // rows), -(-group.n // (vectors * lanes))
-    pack_rhs = layout is Layout.SCATTERED or row_tiles > 1
+    pack_rhs = row_tiles > 1 or layout is Layout.SCATTERED
+    pack_rhs |= layout is Layout.ACROSS and group.m > _RUN_ROWS
     across = layout is Layout.ACROSS and not pack_rhs and panels > 1
     block_k = _block_k(group.k, lanes, in_place=across) if across or pack_rhs else 0
     block_m, block_n = _blocks(group, target, (rows, vectors * lanes))
