@@ -98,7 +98,7 @@ VIEWS: dict[str, tuple[Callable[[Any], Any], Callable[[Array], Array]]] = {
 }
 
 
-INTERPRETED = {"indexed", "looked up", "blocks looked up", "stacked", "some numbers", "chosen"}
+INTERPRETED = {"indexed", "looked up", "some numbers", "chosen"}
 """Views read on the reference device, too, which is slow."""
 
 
@@ -142,10 +142,11 @@ def test_blocks_whose_rows_are_not_runs_are_copied_as_blocks(
 def test_products_read_blocks_in_either_operand(
     device: str, block_type: BlockType, dtype: str
 ) -> None:
-    packed, values = weights(block_type, 35)
+    m, n = (3, 5) if device == "reference" else (17, 35)  # that one is slow
+    packed, values = weights(block_type, n)
     rng = np.random.default_rng(1)
-    x = jnp.asarray(rng.normal(size=(17, 512)).astype("f4") / 16).astype(dtype)
-    dy = jnp.asarray(rng.normal(size=(17, 35)).astype("f4")).astype(dtype)
+    x = jnp.asarray(rng.normal(size=(m, 512)).astype("f4") / 16).astype(dtype)
+    dy = jnp.asarray(rng.normal(size=(m, n)).astype("f4")).astype(dtype)
     numbers = jnp.asarray(values).astype(dtype)
 
     def products(w: Any, x: Any, dy: Any) -> Any:
