@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from vkjit.lowering.kernel.build import Builder
 from vkjit.lowering.kernel.check import verify
 from vkjit.lowering.kernel.interpret import run
 from vkjit.lowering.kernel.interpret_ops import DTYPES
+from vkjit.lowering.kernel.text import text
 from vkjit.lowering.kernel.types import BF16, F16, F32, I32, Access
 from vkjit.lowering.legalize import legalize
 from vkjit.lowering.plan.schedule import (
@@ -36,6 +38,7 @@ from vkjit.lowering.spirv.validate import validate
 from vkjit.lowering.target import Addressing, Target
 from vkjit.lowering.templates.context import TemplateContext
 
+GOLDEN = Path(__file__).parents[2] / "data/kernels/gemm_coop_q8_0.txt"
 TYPES = list(BLOCK_TYPES.values())
 SCHEDULES: list[GpuContract] = [
     NaiveSchedule(4, 8),
@@ -118,3 +121,11 @@ def test_more_numbers_than_indices_reach_are_refused() -> None:
     case = Case(Q4_K, 1, 1 << 20, 2048)
     with pytest.raises(MissingRuleError, match="indexes fewer"):
         lower(case.group(), TemplateContext(LARGE_GPU, case.arrays()))
+
+
+def test_the_text_of_a_kernel() -> None:
+    """Blocks are read before a step and decoded after it, on the way to shared memory."""
+    case = Case(Q8_0, 8, 16, 32, elem=F16)
+    (item, *others), _ = lowered(case, CoopSchedule(8, 16, 16, 1, 2, 8, 8, 8, 8), EIGHT)
+    assert not others
+    assert text(item.kernel) == GOLDEN.read_text()

@@ -169,11 +169,23 @@ class _Run:
         return self.from_half(self.b, bits)
 
     def codes(self, first: Value, mask: int, shift: Value | None = None, wrap: int = 32) -> Value:
-        """``byte >> shift & mask`` of the bytes of the run from ``first``; mask 0 keeps all bits.
+        """``byte >> shift & mask`` of the bytes of the run from ``first``.
 
         A run begins at a multiple of its length, in bytes too. After ``wrap`` bytes it goes on with
         the upper halves of the same bytes.
         """
+        word, shifts = self._spread_bytes(first, shift, wrap)
+        return self.low(self.right(word, shifts), mask)
+
+    def signed_bytes(self, first: Value) -> Value:
+        """The bytes of the run from ``first`` as signed numbers."""
+        b = self.b
+        word, shifts = self._spread_bytes(first, None, 32)
+        top = b.const(word.type, 24)
+        return b.binary(BinOp.SHR_A, b.binary(BinOp.SHL, word, b.sub(top, shifts)), top)
+
+    def _spread_bytes(self, first: Value, shift: Value | None, wrap: int) -> tuple[Value, Value]:
+        """The unit of each byte, and how far to the right the byte has to move."""
         b, lanes, unit = self.b, self.lanes, self._unit
         if lanes < unit:
             amount = self._bits(first)
@@ -191,8 +203,7 @@ class _Run:
         if lanes > 1:
             own = tuple(8 * (i % unit) + 4 * (i // wrap) for i in range(lanes))
             shifts = b.add(shifts, b.const(VecType(I32, lanes), own))
-        moved = self.right(word, shifts)
-        return self.low(moved, mask) if mask else moved
+        return word, shifts
 
     def bits_of(self, word: Value) -> Value:
         """Bit ``j`` of ``word`` for each number of the run."""
@@ -262,8 +273,7 @@ def _fifths(run: _Run, start: int) -> Value:
 
 
 def _q8_0(run: _Run) -> Value:
-    codes = run.codes(run.b.offset(run.j, 2), 0)
-    return _symmetric(run, run.signed(codes, 8), 0)
+    return _symmetric(run, run.signed_bytes(run.b.offset(run.j, 2)), 0)
 
 
 def _k_pairs(run: _Run, start: int) -> Value:
