@@ -55,6 +55,7 @@ class Need:
 
     Args:
         weights: The base model's, as they are held.
+        prepared: Copies of weights in the layout that products read; none of packed ones.
         adapters: Trained weights, and what stands for them where the base model is evaluated.
         gradients: Sums over the micro-batches.
         optimizer: Its state, and the initial adapters where the loss pulls back to them.
@@ -66,6 +67,7 @@ class Need:
     """
 
     weights: int
+    prepared: int
     adapters: int
     gradients: int
     optimizer: int
@@ -78,7 +80,8 @@ class Need:
     @property
     def fixed(self) -> int:
         """Bytes that no change of the step takes away."""
-        return self.weights + self.adapters + self.gradients + self.optimizer + self.cache
+        base = self.weights + self.prepared + self.cache
+        return base + self.adapters + self.gradients + self.optimizer
 
     @property
     def peak(self) -> int:
@@ -104,15 +107,19 @@ class Plan:
     state: TrainState
     windows: WindowSet
 
-    def step(self, config: RunConfig) -> vj.MemoryReport:
-        """Memory of a micro-batch under ``config``; nothing is compiled or run."""
+    @property
+    def kept(self) -> int:
+        """Bytes of a micro-batch's arguments that are there between steps, too."""
+        return 2 * nbytes(self.state.adapters) + nbytes(self.state.initial)
+
+    def step(self, config: RunConfig) -> vj.Lowered:
+        """The program of a micro-batch under ``config``; nothing is compiled or run."""
         spec = replace(self.spec, recompute=config.train.recompute)
         functions, state = compile_step(spec, self.params, config), self.state
         totals = vj.eval_shape(zero_totals, state.adapters, state.loss_scale)
         place = vj.ShapeDtypeStruct((2,), "int32")
         batch = _batch_like(self.windows, config.train.micro_batch, config.data.context)
-        found = functions.accumulate.lower(state.adapters, totals, batch, place, state.initial)
-        return found.memory()
+        return functions.accumulate.lower(state.adapters, totals, batch, place, state.initial)
 
 
 def room(section: MemorySection, device: str) -> Room:
@@ -131,7 +138,7 @@ def room(section: MemorySection, device: str) -> Room:
 
 
 def need(
-    base_bytes: int, plan: Plan, off_bytes: int, step: vj.MemoryReport, others: tuple[int, int]
+    base_bytes: int, plan: Plan, off_bytes: int, step: vj.Lowered, others: tuple[int, int]
 ) -> Need:
     """The bytes of a run.
 
@@ -139,18 +146,19 @@ def need(
         base_bytes: The base model's weights on the device.
         plan: Programs and arrays.
         off_bytes: Adapters that stand for the base model.
-        step: Memory of a micro-batch.
+        step: The program of a micro-batch.
         others: Temporaries of update and evaluation.
     """
     adapters, state = nbytes(plan.state.adapters), plan.state
-    scalars_and_batch = step.inputs + step.outputs - 2 * adapters
+    memory, initial = step.memory(), nbytes(state.initial)
     return Need(
         weights=base_bytes,
+        prepared=memory.constants - sum(one.nbytes for one in step.constants),
         adapters=adapters + off_bytes,
         gradients=adapters,
-        optimizer=nbytes(state.optimizer) + nbytes(state.initial),
-        context=max(scalars_and_batch - nbytes(state.initial), 0),
-        activations=step.temporaries,
+        optimizer=nbytes(state.optimizer) + initial,
+        context=max(memory.inputs + memory.outputs - plan.kept, 0),
+        activations=memory.temporaries,
         update=others[0],
         evaluation=others[1],
     )
@@ -179,6 +187,7 @@ def rows(found: Need) -> list[tuple[str, int, str]]:
     """Name, bytes and a note for each part."""
     return [
         ("weights", found.weights, "of the base model, as held"),
+        ("prepared", found.prepared, "weights in the layout that products read"),
         ("adapters", found.adapters, "trained, and switched off for comparison"),
         ("gradients", found.gradients, "summed over micro-batches"),
         ("optimizer", found.optimizer, ""),
@@ -218,12 +227,9 @@ def require(config: RunConfig, found: Need, there: Room, plan: Plan) -> None:
     tried = 0
     for changes in _candidates(config):
         tried += 1
-        step = plan.step(with_changes(config, changes))
-        peak = replace(
-            found,
-            activations=step.temporaries,
-            context=max(step.inputs + step.outputs - 2 * nbytes(plan.state.adapters), 0),
-        ).peak
+        changed = plan.step(with_changes(config, changes)).memory()
+        context = changed.inputs + changed.outputs - plan.kept
+        peak = replace(found, activations=changed.temporaries, context=max(context, 0)).peak
         if peak <= there.bytes:
             named = ", ".join(f"{key} = {_toml(value)}" for key, value in changes.items())
             raise ConfigError(f"{what}; set {named}: that needs {_mib(peak)}")

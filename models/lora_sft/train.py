@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 import vkjit.numpy as jnp
-from vkjit import MemoryReport, eval_shape, random
+from vkjit import Lowered, eval_shape, random
 from vkjit.errors import ConfigError, OutOfMemoryError
 from vkjit_models.common.adapter_io import save_adapter
 from vkjit_models.common.atomic import write_atomic
@@ -225,7 +225,7 @@ class _Run:
             try:
                 step = self._step.accumulate.compile(*given)
             except OutOfMemoryError:  # a program that no such device can hold is not loaded
-                self.admit(self._step.accumulate.lower(*given).memory(), 0)
+                self.admit(self._step.accumulate.lower(*given))
                 raise
             update = self._step.update.compile(self._initial, totals, self._step.rates)
         seconds = time.perf_counter() - began
@@ -233,7 +233,7 @@ class _Run:
         self._console.print(
             f"training step: {launches}, ready after {seconds:.1f} s", highlight=False
         )
-        found, there = self.admit(step.memory(), update.memory().temporaries)
+        found, there = self.admit(step, update.memory().temporaries)
         admission.save(self._config.output.folder, found, there)
         self.record.compiled(seconds, asdict(found), asdict(self._base.receipt))
         self._costs = Costs(seconds, 0.0, found.peak, 0, 0)
@@ -246,11 +246,11 @@ class _Run:
             update = self._step.update.lower(self._initial, totals, self._step.rates).memory()
         self.admit(None, update.temporaries)
 
-    def admit(self, step: MemoryReport | None = None, update: int = 0) -> tuple[Need, Room]:
+    def admit(self, step: Lowered | None = None, update: int = 0) -> tuple[Need, Room]:
         """Prints what the run needs and what there is.
 
         Args:
-            step: Memory of a micro-batch; planned here where None.
+            step: The program of a micro-batch; planned here where None.
             update: Temporaries of the update.
 
         Raises:
