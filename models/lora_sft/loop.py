@@ -106,6 +106,7 @@ class Loop:
         self._known: set[str] = set(stored.get("alarms", ()))
         self._probe = Probe(parts.probe, stored.get("probe")) if parts.probe else None
         self._held_out_before: float | None = stored.get("held_out")
+        self._moving = bool(stored.get("moving", False))
 
     def run(self, last: int, display: Display, interrupted: Callable[[], bool]) -> None:
         """Steps until ``last``, a reason to stop, or an interrupt; leaves a checkpoint."""
@@ -219,8 +220,10 @@ class Loop:
             self._evaluate_probe()
         if evaluates:
             self._evaluate()
-        if self.step == log.still_steps:
-            self.alarm(*alarms.still_tensors(self.movement(), log.still_steps))
+        if log.still_steps and self.step >= log.still_steps and not self._moving:
+            still = alarms.still_tensors(self.movement(), log.still_steps)
+            self._moving = not still
+            self.alarm(*still)
         if _due(self.step, train.checkpoint_every):
             self._save()
 
@@ -266,6 +269,7 @@ class Loop:
             "windows": self._first.stored(),
             "probe": self._probe.stored() if self._probe else None,
             "held_out": self._held_out_before,
+            "moving": self._moving,
             # Errors are told again: a run that was ended and goes on must end again.
             "alarms": sorted(self._known - {one.kind for one in self.raised if one.is_error}),
         }

@@ -91,6 +91,10 @@ def test_adapters_that_do_not_move_end_the_run(settings: dict[str, Any], tmp_pat
     folder = Path(settings["output"]["folder"])
     left_behind(folder, 3)
     assert alarms_of(folder) == [("did not move", "error", 3)]
+    again = CliRunner().invoke(app, ["train", str(config), "--resume"])
+    assert again.exit_code == 4, again.output
+    left_behind(folder, 4)
+    assert alarms_of(folder) == [("did not move", "error", 3), ("did not move", "error", 4)]
 
 
 def test_an_evaluation_that_does_not_see_the_adapter_ends_the_run(
