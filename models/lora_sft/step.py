@@ -264,10 +264,15 @@ def scaled_update(
     config: RunConfig, frozen: Sequence[str], state: TrainState, totals: Totals, rates: Rates
 ) -> tuple[TrainState, Metrics]:
     """`update` by the rule of ``config``, with the learning rate and the decay of ``rates``."""
-    section, schedule = config.optimizer, make_schedule(config, rates.learning_rate)
-    optimizer = make_optimizer(section, schedule, rates, frozen)
+    section, rate = config.optimizer, make_schedule(config, rates.learning_rate)(state.step)
+
+    # The optimizer's own count stands still in skipped steps, the run's schedule does not.
+    def now(_: Any) -> Any:
+        return rate
+
+    optimizer = make_optimizer(section, now, rates, frozen)
     rule = UpdateSpec(section.clip_norm, section.loss_scale_growth)
-    return update(optimizer, schedule, rule, state, totals)
+    return update(optimizer, now, rule, state, totals)
 
 
 def update(
@@ -300,7 +305,7 @@ def update(
         targets=totals.count,
         learning_rate=schedule(state.step),
         gradient_norm=norm,
-        clipped=(factor < 1.0).astype(jnp.float32),
+        clipped=jnp.logical_and(finite, factor < 1.0).astype(jnp.float32),
         loss_scale=totals.scale,
         skipped=1.0 - finite.astype(jnp.float32),
         adapter_norm=size,

@@ -10,10 +10,15 @@ import pytest
 
 import vkjit.numpy as jnp
 from vkjit import optim, tree
+from vkjit_models.lora_sft.config import RunConfig
 from vkjit_models.lora_sft.step import (
     Totals,
     TrainState,
     UpdateSpec,
+    make_optimizer,
+    make_schedule,
+    rates_of,
+    scaled_update,
     start,
     unscale_and_clip,
     update,
@@ -65,6 +70,28 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_reported() -> None
     old, new = (tree.leaves((s.adapters, s.optimizer)) for s in (before, after))
     for one, other in zip(old, new, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_skipped_step_takes_its_place_in_the_schedule(config: RunConfig) -> None:
+    """The logged rate is the one that the weights were moved with, also after a skipped step."""
+    section = config.optimizer.model_copy(
+        update={"name": "sgd", "clip_norm": 1e6, "decay_toward": "init"}
+    )
+    config = config.model_copy(update={"optimizer": section})
+    rates = rates_of(section)
+    optimizer = make_optimizer(section, make_schedule(config, rates.learning_rate), rates)
+    state = start(optimizer, weights(0.0))
+    rows: list[tuple[float, float, float]] = []
+    for gradient in (np.inf, 1.0, np.nan, 1.0):
+        before = float(state.adapters["w"][0])
+        state, metrics = scaled_update(config, (), state, totals_of((gradient,), 1.0, 1.0), rates)
+        moved = before - float(state.adapters["w"][0])
+        rows.append((moved, float(metrics.skipped), float(metrics.clipped)))
+        if not metrics.skipped:
+            np.testing.assert_allclose(moved, float(metrics.learning_rate), rtol=1e-5)
+    # A warm-up of one step of four, then half a cosine: rates 0, 1, 3/4, 1/4 of 0.01.
+    want = [(0.0, 1.0, 0.0), (0.01, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0025, 0.0, 0.0)]
+    np.testing.assert_allclose(rows, want, rtol=1e-5)
 
 
 def test_clipping_is_that_of_the_optimizers_library() -> None:
