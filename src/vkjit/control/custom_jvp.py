@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from dataclasses import dataclass
+from typing import final
 
-from vkjit.control.batched import (
-    batched_body,
-    led,
-    over_batch,
-    refuse_captured,
-    size_of,
-    spread_over,
-)
+from vkjit.control.batched import over_batch, refuse_captured, size_of, spread_over
+from vkjit.control.custom_call import CustomCall, Rule
 from vkjit.dtypes import is_float
 from vkjit.ir.avals import Aval
-from vkjit.ir.control import Control, Inline
-from vkjit.ir.evaluate import evaluate
-from vkjit.ir.primitive import Array, Kind, Linear, Primitive, Remat, Tangent, Traits, Value
+from vkjit.ir.primitive import Tangent, Value
 from vkjit.ir.program import Program
 from vkjit.ops.structural import zeros
 from vkjit.passes.batch import Axis, along, axis
-from vkjit.trace import apply_program, aval_of, bind_outs
+from vkjit.trace import apply_program, aval_of
 
 
-class JvpRule(ABC):
-    """What the derivative is. Arguments and results are those of the primitive."""
+class JvpRule(Rule):
+    """Results and their tangents."""
+
+    def over_batch(self, batched: tuple[bool, ...], extra: int) -> JvpRule:
+        """See ``Rule.over_batch``."""
+        return BatchedJvp(self, batched, extra, axis())
 
     @abstractmethod
     def apply(
@@ -127,27 +123,8 @@ class BatchedJvp(JvpRule):
 
 @final
 @dataclass(frozen=True)
-class CustomJvpCall(Primitive):
-    """``body`` of the arguments, differentiated by ``rule``.
-
-    The first ``captured`` arguments are values that the function closes over: there is no
-    derivative with respect to them.
-    """
-
-    body: Program
-    rule: JvpRule
-    captured: int
-    label: str
-
-    traits: ClassVar[Traits] = Traits(Kind.CONTROL, Remat.COSTLY)
-
-    def infer_outs(self, avals: Sequence[Aval]) -> tuple[Aval, ...]:
-        """Those of the body."""
-        return self.body.out_avals
-
-    def evaluate_outs(self, *arrays: Array) -> tuple[Array, ...]:
-        """The body."""
-        return tuple(evaluate(self.body, arrays))
+class CustomJvpCall(CustomCall[JvpRule]):
+    """A program whose derivative is a ``JvpRule``."""
 
     def jvp_outs(
         self, primals: Sequence[Value], tangents: Sequence[Tangent]
@@ -156,33 +133,3 @@ class CustomJvpCall(Primitive):
         refuse_captured(f"custom_jvp {self.label}", tangents[: self.captured])
         outs, douts = self.rule.apply(primals, tangents)
         return tuple(outs), tuple(douts)
-
-    def transpose(
-        self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
-    ) -> tuple[Tangent, ...]:
-        """None: the derivative consists of the operations of the rule."""
-        raise self.missing("transpose", f"{self.label} is not linear; differentiate it")
-
-    def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
-        """Body and rule over the batch."""
-        args, batched = led(args, batched)
-        body, captured = batched_body(self.body, args, batched)
-        rule = BatchedJvp(self.rule, tuple(batched), len(captured), axis())
-        prim = CustomJvpCall(body, rule, self.captured + len(captured), self.label)
-        return tuple(bind_outs(prim, *captured, *args))
-
-    def control(self) -> Control:
-        """The body in place: nothing differentiates it any more."""
-        return Inline(self.body)
-
-    def programs(self) -> tuple[Program, ...]:
-        """The body."""
-        return (self.body,)
-
-    def with_programs(self, programs: Sequence[Program]) -> Primitive:
-        """With another body."""
-        return replace(self, body=programs[0])
-
-    def parameters(self) -> dict[str, object]:
-        """The body; a rule has no text."""
-        return {"body": self.body, "label": self.label}

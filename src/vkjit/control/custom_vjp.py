@@ -12,19 +12,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NoReturn, final
 
 from vkjit.control.batched import (
-    batched_body,
-    led,
     over_batch,
     refuse_captured,
     size_of,
     spread_over,
     summed,
 )
+from vkjit.control.custom_call import CustomCall, Rule
 from vkjit.dtypes import is_float
 from vkjit.errors import MissingRuleError
 from vkjit.ir.avals import Aval, aval
-from vkjit.ir.control import Control, Inline
-from vkjit.ir.evaluate import evaluate
+from vkjit.ir.control import Control
 from vkjit.ir.primitive import Array, Kind, Linear, Primitive, Remat, Tangent, Traits, Value
 from vkjit.ir.program import Program
 from vkjit.ops.structural import zeros
@@ -40,8 +38,12 @@ class Backward(ABC):
         """One for each argument of the primitive, None where nothing flows; binds now."""
 
 
-class VjpRule(ABC):
-    """What the derivative is. Arguments and results are those of the primitive."""
+class VjpRule(Rule):
+    """Results, and cotangents of arguments by way of residuals."""
+
+    def over_batch(self, batched: tuple[bool, ...], extra: int) -> VjpRule:
+        """See ``Rule.over_batch``."""
+        return BatchedVjp(self, batched, extra, axis())
 
     @abstractmethod
     def forward(self, args: Sequence[Value]) -> tuple[list[Value], list[Value], Backward]:
@@ -215,27 +217,8 @@ class BatchedBackward(Backward):
 
 @final
 @dataclass(frozen=True)
-class CustomVjpCall(Primitive):
-    """``body`` of the arguments, whose cotangents come from ``rule``.
-
-    The first ``captured`` arguments are values that the function closes over: there is no
-    derivative with respect to them.
-    """
-
-    body: Program
-    rule: VjpRule
-    captured: int
-    label: str
-
-    traits: ClassVar[Traits] = Traits(Kind.CONTROL, Remat.COSTLY)
-
-    def infer_outs(self, avals: Sequence[Aval]) -> tuple[Aval, ...]:
-        """Those of the body."""
-        return self.body.out_avals
-
-    def evaluate_outs(self, *arrays: Array) -> tuple[Array, ...]:
-        """The body."""
-        return tuple(evaluate(self.body, arrays))
+class CustomVjpCall(CustomCall[VjpRule]):
+    """A program whose cotangents come from a ``VjpRule``."""
 
     def jvp_outs(
         self, primals: Sequence[Value], tangents: Sequence[Tangent]
@@ -248,36 +231,6 @@ class CustomVjpCall(Primitive):
         prim = CustomVjpLinear(backward, len(residuals), moving, avals, self.label)
         found = iter(bind_outs(prim, *residuals, *[tangents[i] for i in moving]))
         return tuple(outs), tuple([next(found) if is_float(a.dtype) else None for a in avals])
-
-    def transpose(
-        self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
-    ) -> tuple[Tangent, ...]:
-        """None: it is not linear."""
-        raise self.missing("transpose", f"{self.label} is not linear; differentiate it")
-
-    def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
-        """Body and rule over the batch."""
-        args, batched = led(args, batched)
-        body, captured = batched_body(self.body, args, batched)
-        rule = BatchedVjp(self.rule, tuple(batched), len(captured), axis())
-        prim = CustomVjpCall(body, rule, self.captured + len(captured), self.label)
-        return tuple(bind_outs(prim, *captured, *args))
-
-    def control(self) -> Control:
-        """The body in place: nothing differentiates it any more."""
-        return Inline(self.body)
-
-    def programs(self) -> tuple[Program, ...]:
-        """The body."""
-        return (self.body,)
-
-    def with_programs(self, programs: Sequence[Program]) -> Primitive:
-        """With another body."""
-        return replace(self, body=programs[0])
-
-    def parameters(self) -> dict[str, object]:
-        """The body; a rule has no text."""
-        return {"body": self.body, "label": self.label}
 
 
 @final
