@@ -46,16 +46,28 @@ def _message(error: VkjitError) -> str:
     return str(error).split("\n  at ")[0]
 
 
+def _tell(message: str) -> None:
+    """Prints an error to the standard error stream."""
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"error: {message}", style="red", markup=False, highlight=False)
+
+
 def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Prints an error of vkjit as one message, without a traceback, and exits with code 2."""
+    """Prints an error of vkjit or of a file as one message and exits with code 2: no traceback."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
         except VkjitError as error:
-            Console(stderr=True, soft_wrap=True).print(
-                f"error: {_message(error)}", style="red", markup=False, highlight=False
+            _tell(_message(error))
+            raise typer.Exit(USER_FAULT) from error
+        except OSError as error:
+            where = error.filename or "a file"
+            _tell(
+                f"cannot read or write {where}: {error.strerror or error}, expected a readable "
+                "file or a writable folder with free space; correct that and repeat the command "
+                "(a training run goes on from its checkpoint with --resume)"
             )
             raise typer.Exit(USER_FAULT) from error
         except KeyboardInterrupt as error:
@@ -109,6 +121,26 @@ def train(  # noqa: PLR0913  the flags of the command
     if result.stop is not None:
         raise typer.Exit(DIVERGED)
     if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+@_clear_errors
+def sweep(
+    config: Annotated[Path, typer.Argument(help="TOML file of the sweep.")],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew, deleting the folder's runs.")
+    ] = False,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Replaces train.steps in all runs.")
+    ] = None,
+) -> None:
+    """Run a training for each combination of values, and say which factor caused what."""
+    from vkjit_models.lora_sft.sweep import sweep as run  # noqa: PLC0415  slow import
+    from vkjit_models.lora_sft.sweep_config import load_sweep  # noqa: PLC0415  slow import
+
+    console = Console(soft_wrap=True)
+    if run(load_sweep(config, steps=steps), console, overwrite=overwrite).interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
