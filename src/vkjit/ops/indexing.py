@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
 
 from vkjit import dtypes
+from vkjit.dtypes import DType
 from vkjit.errors import DTypeError, IndexingError, ShapeError
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Array, Kind, Linear, Op, Remat, Sample, Tangent, Traits, Value
@@ -167,48 +168,120 @@ def _row_offsets(size: int, n: int, shape: Ints) -> Value:
     return broadcast(offsets, shape, (0,))
 
 
-@final
 @dataclass(frozen=True)
-class ScatterAdd(Op):
-    """``out = x; out[a, indices[i...], c] += updates[a, i..., c]`` in the order of i.
+class RowUpdate(Op):
+    """``x`` with ``updates[a, i..., c]`` joined to its elements ``x[a, indices[i...], c]``.
 
-    Operands are (x, indices, updates), indices i32; out-of-range ones are dropped. Every sum is
-    rounded to the dtype of ``x``.
+    Operands are (x, indices, updates), indices i32; those out of range are dropped. Subclasses say
+    what joining is.
     """
 
     axis: int
 
-    traits: ClassVar[Traits] = Traits(Kind.INDEXED, Remat.COSTLY, linear_in=(0, 2))
+    def at(self, axis: int, *operands: Value) -> Value:
+        """The same of ``operands`` along another axis."""
+        return bind(type(self)(axis), *operands)
 
     def infer(self, *avals: Aval) -> Aval:
         """Updates have the shape that a gather would give."""
         x, indices, updates = avals
         check_indices(self.name, x, indices, self.axis)
-        if updates.dtype != x.dtype or x.dtype == dtypes.bool_:
+        if updates.dtype != x.dtype:
             raise DTypeError(
-                f"scatter_add: operand {x} and updates {updates}; expected numbers of one dtype; "
+                f"{self.name}: operand {x} and updates {updates}; expected one dtype; "
                 "cast with .astype(...)"
             )
         expected = joined(x.shape, indices.shape, self.axis)
         if updates.shape != expected:
             raise ShapeError(
-                f"scatter_add: operand {x}, indices {indices}, updates {updates} along axis "
+                f"{self.name}: operand {x}, indices {indices}, updates {updates} along axis "
                 f"{self.axis}; expected updates of shape {expected}"
             )
         return aval(x.shape, x.dtype, x.weak and updates.weak)
+
+    def rows(self, out: Array, indices: Array, updates: Array) -> tuple[Array, Array, Array]:
+        """For evaluation: rows of ``out`` in front, one index and one update for each of them."""
+        lines = np.moveaxis(out, self.axis, 0)
+        count = indices.ndim
+        given = np.moveaxis(updates, range(self.axis, self.axis + count), range(count))
+        return lines, indices.reshape(-1), given.reshape(indices.size, *lines.shape[1:])
+
+    def to_updates(self, ct: Value, indices: Value, of: Aval) -> Value:
+        """The cotangent of the updates: what a gather reads, 0 where one was dropped."""
+        size = aval_of(ct).shape[self.axis]
+        if size == 0:
+            return zeros(of)
+        kept = and_(ge(indices, np.int32(0)), lt(indices, np.int32(size)))
+        axes = tuple(range(self.axis, self.axis + aval_of(indices).ndim))
+        mask = broadcast(kept, of.shape, axes)
+        return select(mask, gather(ct, indices, self.axis), of.dtype.type(0))
+
+    def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
+        """The batch axis moves along, or becomes row offsets when indices are batched."""
+        x, indices, updates = args
+        size = next(aval_of(a).shape[0] for a, flag in zip(args, batched, strict=True) if flag)
+        x = x if batched[0] else repeated(x, size)
+        updates = updates if batched[2] else repeated(updates, size)
+        if not batched[1]:
+            return self.at(self.axis + 1, x, indices, updates)
+        return self._batched_rows(x, indices, updates)
+
+    def _batched_rows(self, x: Value, indices: Value, updates: Value) -> Value:
+        """One update of [batch * n, a, c]; dropped indices leave its range."""
+        of, idx = aval_of(x), aval_of(indices)
+        size, n = of.shape[0], of.shape[self.axis + 1]
+        rows, _, order = _flattened(x, indices, self.axis)
+        kept = and_(ge(indices, np.int32(0)), lt(indices, np.int32(n)))
+        flat = select(kept, add(indices, _row_offsets(size, n, idx.shape)), np.int32(-1))
+        made = self.at(0, rows, flat, permute(updates, _inverse(order)))
+        others = tuple(i for i in range(1, of.ndim) if i != self.axis + 1)
+        front = (0, self.axis + 1, *others)
+        split = reshape(made, tuple(of.shape[i] for i in front))
+        return permute(split, _inverse(front))
+
+    @classmethod
+    def samples_of(cls, indices: Sequence[Ints], narrow: Sequence[DType]) -> list[Sample]:
+        """Each axis with indices of each shape, some out of range; the second in dtypes."""
+
+        def operands(x: Ints, i: Ints, axis: int, dtype: DType) -> tuple[Aval, Aval, Aval]:
+            return aval(x, dtype), aval(i, dtypes.int32), aval(joined(x, i, axis), dtype)
+
+        wide = [
+            Sample(cls(axis), operands((3, 5, 4), i, axis, dtypes.float32), -2.0, 7.0)
+            for axis in range(3)
+            for i in indices
+        ]
+        pairs = [operands((5, 3), indices[1], 0, dtype) for dtype in narrow]
+        return [*wide, *[Sample(cls(0), pair, 0.0, 7.0) for pair in pairs]]
+
+
+@final
+@dataclass(frozen=True)
+class ScatterAdd(RowUpdate):
+    """``out = x; out[a, indices[i...], c] += updates[a, i..., c]`` in the order of i.
+
+    Every sum is rounded to the dtype of ``x``.
+    """
+
+    traits: ClassVar[Traits] = Traits(Kind.INDEXED, Remat.COSTLY, linear_in=(0, 2))
+
+    def infer(self, *avals: Aval) -> Aval:
+        """Numbers, not truth values."""
+        out = super().infer(*avals)
+        if out.dtype == dtypes.bool_:
+            raise DTypeError(
+                f"scatter_add: operand {avals[0]} and updates {avals[2]}; expected numbers; "
+                "cast with .astype(...)"
+            )
+        return out
 
     def evaluate(self, *arrays: Array) -> Array:
         """np.add.at, which adds in order."""
         x, indices, updates = arrays
         out = np.array(x)
-        rows = np.moveaxis(out, self.axis, 0)
-        count = indices.ndim
-        last = np.moveaxis(updates, range(self.axis, self.axis + count), range(count)).reshape(
-            indices.size, *rows.shape[1:]
-        )
-        flat = indices.reshape(-1)
+        rows, flat, given = self.rows(out, indices, updates)
         with np.errstate(all="ignore"):
-            for index, update in zip(flat, last, strict=True):
+            for index, update in zip(flat, given, strict=True):
                 if 0 <= index < len(rows):
                     rows[index] += update
         return out
@@ -232,23 +305,7 @@ class ScatterAdd(Op):
         to_x = ct if isinstance(x, Linear) else None
         if not isinstance(updates, Linear):
             return to_x, None, None
-        of, n = updates.aval, aval_of(ct).shape[self.axis]
-        if n == 0:
-            return to_x, None, zeros(of)
-        kept = and_(ge(indices, np.int32(0)), lt(indices, np.int32(n)))
-        count = aval_of(indices).ndim
-        mask = broadcast(kept, of.shape, tuple(range(self.axis, self.axis + count)))
-        return to_x, None, select(mask, gather(ct, indices, self.axis), of.dtype.type(0))
-
-    def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
-        """The batch axis moves along, or becomes row offsets when indices are batched."""
-        x, indices, updates = args
-        size = next(aval_of(a).shape[0] for a, b in zip(args, batched, strict=True) if b)
-        x = x if batched[0] else repeated(x, size)
-        updates = updates if batched[2] else repeated(updates, size)
-        if not batched[1]:
-            return scatter_add(x, indices, updates, self.axis + 1)
-        return batched_rows(x, indices, updates, self.axis, scatter_add)
+        return to_x, None, self.to_updates(ct, indices, updates.aval)
 
     def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
         """A scatter in order."""
@@ -256,42 +313,9 @@ class ScatterAdd(Op):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        """Each axis, indices of rank 0 to 2, repeated and out of range; dtypes."""
-        f = dtypes.float32
-        shape = (3, 5, 4)
-        made = [
-            Sample(
-                cls(axis),
-                (aval(shape, f), aval(i, dtypes.int32), aval(joined(shape, i, axis), f)),
-                -2.0,
-                7.0,
-            )
-            for axis in range(3)
-            for i in ((), (6,), (2, 3), (0,))
-        ]
-        for dtype in (dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint32):
-            operands = aval((5, 3), dtype), aval((7,), dtypes.int32), aval((7, 3), dtype)
-            made.append(Sample(cls(0), operands, 0.0, 7.0))
-        return made
-
-
-def batched_rows(
-    x: Value, indices: Value, updates: Value, axis: int, scatter: Callable[..., Value]
-) -> Value:
-    """A scatter of each example as one into [batch * n, a, c]; dropped indices leave its range.
-
-    All operands have the batch axis in front; ``axis`` is that of an example.
-    """
-    of, idx = aval_of(x), aval_of(indices)
-    size, n = of.shape[0], of.shape[axis + 1]
-    rows, _, order = _flattened(x, indices, axis)
-    kept = and_(ge(indices, np.int32(0)), lt(indices, np.int32(n)))
-    flat = select(kept, add(indices, _row_offsets(size, n, idx.shape)), np.int32(-1))
-    made = scatter(rows, flat, permute(updates, _inverse(order)), 0)
-    others = tuple(i for i in range(1, of.ndim) if i != axis + 1)
-    front = (0, axis + 1, *others)
-    split = reshape(made, tuple(of.shape[i] for i in front))
-    return permute(split, _inverse(front))
+        """Indices of rank 0 to 2, repeated and out of range; dtypes."""
+        narrow = (dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint32)
+        return cls.samples_of([(), (6,), (2, 3), (0,)], narrow)
 
 
 def repeated(x: Value, size: int) -> Value:

@@ -14,11 +14,10 @@ from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Array, Kind, Linear, Op, Remat, Sample, Tangent, Traits, Value
 from vkjit.lowering.kernel.specs import KernelSpec, SetRowsSpec, WriteSpec
 from vkjit.lowering.kernel.views import dense
-from vkjit.ops.compare import ge, lt
-from vkjit.ops.indexing import batched_rows, check_indices, gather, joined, repeated
-from vkjit.ops.logical import and_, select
+from vkjit.ops.indexing import RowUpdate, repeated
+from vkjit.ops.logical import select
 from vkjit.ops.movement import pad, slice_
-from vkjit.ops.structural import broadcast, full, zeros
+from vkjit.ops.structural import full, zeros
 from vkjit.trace import aval_of, bind
 
 Ints = tuple[int, ...]
@@ -132,90 +131,42 @@ def copy_into(dest: Value, value: Value, starts: Ints, strides: Ints | None = No
 
 
 @dataclass(frozen=True)
-class _Rows(Op):
-    """``dest`` with ``rows`` in the place of those at ``indices`` along ``axis``.
-
-    ``out[a, indices[i...], c] = rows[a, i..., c]``, operands in this order, indices i32, none
-    inside twice; those out of range are dropped.
-    """
-
-    axis: int
-
-    def at(self, axis: int, *operands: Value) -> Value:
-        """The same of ``operands`` along another axis."""
-        return bind(type(self)(axis), *operands)
+class _Rows(RowUpdate):
+    """``out = x; out[a, indices[i...], c] = updates[a, i..., c]``; no index inside occurs twice."""
 
     def infer(self, *avals: Aval) -> Aval:
-        """Rows have the shape that a gather would give."""
-        dest, indices, rows = avals
-        check_indices(self.name, dest, indices, self.axis)
-        if rows.dtype != dest.dtype:
-            raise DTypeError(
-                f"{self.name}: destination {dest}, rows {rows}; expected one dtype; "
-                "cast with .astype(...)"
-            )
-        expected = joined(dest.shape, indices.shape, self.axis)
-        if rows.shape != expected:
-            raise ShapeError(
-                f"{self.name}: destination {dest}, indices {indices}, rows {rows} along axis "
-                f"{self.axis}; expected rows of shape {expected}"
-            )
-        return aval(dest.shape, dest.dtype)
+        """See ``RowUpdate.infer``; the result is never weak."""
+        out = super().infer(*avals)
+        return aval(out.shape, out.dtype)
 
     def evaluate(self, *arrays: Array) -> Array:
         """Writes into a copy, in order."""
-        dest, indices, rows = arrays
-        out = np.array(dest)
-        lines = np.moveaxis(out, self.axis, 0)
-        count = indices.ndim
-        given = np.moveaxis(rows, range(self.axis, self.axis + count), range(count))
-        given = given.reshape(indices.size, *lines.shape[1:])
-        flat = indices.reshape(-1)
-        inside = (flat >= 0) & (flat < len(lines))
-        lines[flat[inside]] = given[inside]
+        x, indices, updates = arrays
+        out = np.array(x)
+        rows, flat, given = self.rows(out, indices, updates)
+        inside = (flat >= 0) & (flat < len(rows))
+        rows[flat[inside]] = given[inside]
         return out
 
     def jvp(self, primals: Sequence[Value], tangents: Sequence[Tangent]) -> tuple[Value, Tangent]:
         """Writes the tangents of the rows into the tangent of the destination."""
-        dest, indices, rows = primals
-        ddest, _, drows = tangents
-        ddest = zeros(aval_of(dest)) if ddest is None else ddest
-        drows = zeros(aval_of(rows)) if drows is None else drows
-        return bind(self, *primals), bind(self, ddest, indices, drows)
+        x, indices, updates = primals
+        dx, _, du = tangents
+        dx = zeros(aval_of(x)) if dx is None else dx
+        du = zeros(aval_of(updates)) if du is None else du
+        return bind(self, *primals), bind(self, dx, indices, du)
 
     def transpose(
         self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
     ) -> tuple[Tangent, ...]:
-        """What a gather reads for the rows; the rest, zero where they went, for dest."""
+        """What a gather reads for the rows; the rest, zero where they went, for x."""
         (ct,) = cotangents
-        dest, indices, rows = args
-        of = rows.aval if isinstance(rows, Linear) else aval_of(rows)
-        to_dest = to_rows = None
-        if isinstance(dest, Linear):
-            to_dest = bind(self, ct, indices, zeros(of))
-        if isinstance(rows, Linear):
-            size = aval_of(ct).shape[self.axis]
-            if size == 0:
-                return to_dest, None, zeros(of)
-            kept = and_(ge(indices, np.int32(0)), lt(indices, np.int32(size)))
-            axes = tuple(range(self.axis, self.axis + aval_of(indices).ndim))
-            mask = broadcast(kept, of.shape, axes)
-            to_rows = select(mask, gather(ct, indices, self.axis), of.dtype.type(0))
-        return to_dest, None, to_rows
-
-    def batch(self, args: Sequence[Value], batched: Sequence[bool]) -> Value:
-        """The batch axis moves along, or becomes row offsets when indices are batched."""
-        dest, indices, rows = args
-        size = next(aval_of(a).shape[0] for a, flag in zip(args, batched, strict=True) if flag)
-        dest = dest if batched[0] else repeated(dest, size)
-        rows = rows if batched[2] else repeated(rows, size)
-        if not batched[1]:
-            return self.at(self.axis + 1, dest, indices, rows)
-
-        def together(dest: Value, indices: Value, rows: Value, axis: int) -> Value:
-            return self.at(axis, dest, indices, rows)
-
-        return batched_rows(dest, indices, rows, self.axis, together)
+        x, indices, updates = args
+        of = updates.aval if isinstance(updates, Linear) else aval_of(updates)
+        to_x = bind(self, ct, indices, zeros(of)) if isinstance(x, Linear) else None
+        if not isinstance(updates, Linear):
+            return to_x, None, None
+        return to_x, None, self.to_updates(ct, indices, of)
 
     def kernel_spec(self, avals: Sequence[Aval], out: Aval) -> KernelSpec:
         """A write at indices."""
@@ -223,29 +174,15 @@ class _Rows(Op):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        """Each axis, one index inside or out of range; dtypes."""
-        f = dtypes.float32
-        shape = (3, 5, 4)
-        made = [
-            Sample(
-                cls(axis),
-                (aval(shape, f), aval(i, dtypes.int32), aval(joined(shape, i, axis), f)),
-                -2.0,
-                7.0,
-            )
-            for axis in range(3)
-            for i in ((), (1,), (0,))
-        ]
-        for dtype in (dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint32, dtypes.bool_):
-            operands = aval((5, 3), dtype), aval((1,), dtypes.int32), aval((1, 3), dtype)
-            made.append(Sample(cls(0), operands, 0.0, 7.0))
-        return made
+        """One index inside or out of range, or none; dtypes."""
+        narrow = (dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint32, dtypes.bool_)
+        return cls.samples_of([(), (1,), (0,)], narrow)
 
 
 @final
 @dataclass(frozen=True)
 class SetRows(_Rows):
-    """A write of rows: the result lives in the memory of ``dest``, as that of ``CopyInto``."""
+    """A write of rows: the result lives in the memory of ``x``, as that of ``CopyInto``."""
 
     traits: ClassVar[Traits] = Traits(Kind.WRITE, Remat.ONCE, linear_in=(0, 2), effect=True)
 
@@ -255,7 +192,7 @@ class SetRows(_Rows):
 class WithRows(_Rows):
     """The value that a write of rows would leave.
 
-    It is made in the memory of ``dest`` where nobody needs that any more, and may be made again.
+    It is made in the memory of ``x`` where nobody needs that any more, and may be made again.
     """
 
     traits: ClassVar[Traits] = Traits(Kind.INDEXED, Remat.COSTLY, linear_in=(0, 2))
