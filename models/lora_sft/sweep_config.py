@@ -83,11 +83,12 @@ def load_sweep(path: Path, *, steps: int | None = None) -> SweepConfig:
     """
     section = _section(path)
     base = Path(_text(section, "base"))
-    load_config(base)  # says what is wrong with it under its own name
+    whole = load_config(base, steps=steps)  # says what is wrong with it under its own name
     content = tomllib.loads(base.read_text(encoding="utf-8"))
     common = _flat(section.get("set", {}), "sweep.set")
     if steps is not None:
         common["train.steps"] = steps
+        common["schedule.warmup_steps"] = whole.schedule.warmup_steps  # no longer than the steps
     folder = Path(_text(section, "folder"))
     varied = _varied(section)
     factors = tuple(dict.fromkeys(key for values in varied for key in values))
@@ -99,7 +100,7 @@ def load_sweep(path: Path, *, steps: int | None = None) -> SweepConfig:
         if name in runs:
             raise ConfigError(f"sweep: {path}: two runs are {name}, expected each once; remove one")
         changes = {**common, **values, "output.folder": str(folder / "runs" / name)}
-        config = _changed(content, changes, f"{path}, run {name}", shorten=steps)
+        config = _changed(content, changes, f"{path}, run {name}")
         runs[name] = SweepRun(name, shown, config)
     return SweepConfig(path.stem, folder, factors, tuple(runs.values()))
 
@@ -180,17 +181,12 @@ def _value(content: Mapping[str, Any], common: Mapping[str, Any], key: str) -> A
     return getattr(getattr(config, section, None), name, None)
 
 
-def _changed(
-    content: Mapping[str, Any], changes: Mapping[str, Any], name: str, shorten: int | None = None
-) -> RunConfig:
-    """A config with other values at dotted keys; a warm-up of more than ``shorten`` ends there."""
+def _changed(content: Mapping[str, Any], changes: Mapping[str, Any], name: str) -> RunConfig:
+    """A config with other values at dotted keys."""
     made = copy.deepcopy(dict(content))
     for key, value in changes.items():
         section, _, last = key.partition(".")
         made.setdefault(section, {})[last] = value
-    schedule = made.get("schedule", {})
-    if shorten is not None and "warmup_steps" in schedule:
-        schedule["warmup_steps"] = min(schedule["warmup_steps"], shorten)
     return parse_config(made, name)
 
 
