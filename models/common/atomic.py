@@ -41,10 +41,17 @@ def replacing(path: Path) -> Generator[Path]:
         yield partial
         _sync(partial)
         os.replace(partial, path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            name_file(error, path)
         raise
     _sync(path.parent)
+
+
+def name_file(error: OSError, path: Path) -> None:
+    """Says which file ``error`` is about: a failed write does not, a failed open names it."""
+    error.filename = str(path)
 
 
 def write_all(handle: BinaryIO, data: bytes | memoryview) -> None:

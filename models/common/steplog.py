@@ -20,7 +20,7 @@ from typing import Any, Self, final
 
 from vkjit.errors import DataError
 
-from .atomic import write_atomic
+from .atomic import name_file, write_atomic
 
 Value = float | int | str
 
@@ -47,7 +47,7 @@ class JsonLines:
         if resume_step is not None and path.exists():
             kept = [row for row in read_json_lines(path) if row["step"] <= resume_step]
         write_atomic(path, "".join(map(_json_line, kept)).encode())
-        self._file = path.open("a", encoding="utf-8", newline="")
+        self._file = path.open("ab", buffering=0)  # nothing is left to write where one fails
 
     def append(self, *rows: Mapping[str, Any]) -> None:
         """Write rows and wait until the disk has them."""
@@ -97,7 +97,7 @@ class StepLog:
         self._last = int(rows[-1][0]) if rows else -1
         self._least = 0 if repeats else 1  # what a row's step exceeds the one before it by
         write_atomic(path, _lines([self._columns, *rows]).encode())
-        self._file = path.open("a", encoding="utf-8", newline="")
+        self._file = path.open("ab", buffering=0)  # nothing is left to write where one fails
         self._json = JsonLines(path.with_suffix(".jsonl"), resume_step=resume_step)
 
     @property
@@ -204,11 +204,16 @@ def _json_line(row: Mapping[str, Any]) -> str:
     return json_text(row) + "\n"
 
 
-def _write(file: io.TextIOBase | Any, text: str) -> None:
-    """One write, then a flush to the disk: a power cut loses nothing of it either."""
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
+def _write(file: io.FileIO, text: str) -> None:
+    """Writes and flushes to the disk: a power cut loses nothing of it either."""
+    rest = memoryview(text.encode())
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    except OSError as error:
+        name_file(error, Path(os.fsdecode(file.name)))
+        raise
 
 
 def _whole_lines(path: Path) -> str:

@@ -34,7 +34,7 @@ from vkjit_models.llama.loss import Kl, LossSpec
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @final
@@ -164,14 +164,14 @@ class LossSection(_Section):
 
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of each label that is spread over the vocabulary."""
-    z_loss: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    z_loss: float = Field(default=0.0, ge=0.0)
     """Weight of the squared logsumexp of the logits."""
     kl: Kl = "none"
     """Divergence from the base model: KL(adapted||base) as "kl", without the target as "tmkl";
     KL(base||adapted) as "kl_reverse" and "tmkl_reverse"."""
-    kl_weight: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    kl_weight: float = Field(default=0.0, ge=0.0)
     """Weight of the divergence, averaged over targets."""
-    pullback_weight: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    pullback_weight: float = Field(default=0.0, ge=0.0)
     """Weight of half the squared distance from the initial adapters."""
     vocab_chunk: int | None = Field(default=None, ge=1)
     """Vocabulary entries of a block of logits: fewer take less memory. Chosen where not given."""

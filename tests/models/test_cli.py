@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import vkjit as vj
-from vkjit_models.cli import app
+from vkjit_models.cli import _clear_errors, app
 from vkjit_models.tune import lora_step
 
 
@@ -33,6 +36,19 @@ def test_a_model_that_is_no_gguf(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["sample", "hello", "--model", str(model)])
     assert result.exit_code == 2
     assert "not a GGUF" in result.stderr
+
+
+def test_a_full_disk_is_one_message_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    @_clear_errors
+    def write() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/steps.csv")
+
+    with pytest.raises(typer.Exit) as ended:
+        write()
+    assert ended.value.exit_code == 2
+    told = capsys.readouterr().err
+    assert "run/steps.csv: No space left on device, expected" in told
+    assert "--resume" in told
 
 
 def test_info_names_a_device() -> None:

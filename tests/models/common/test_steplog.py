@@ -177,3 +177,16 @@ def test_a_writer_killed_at_any_moment_leaves_what_it_had_logged(tmp_path: Path)
             :last
         ]
         start = max(0, last - 2)  # as if the newest checkpoint were two steps old
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_names_the_file_and_keeps_what_was_written(tmp_path: Path) -> None:
+    log = StepLog(tmp_path / "steps.csv", ["step"])
+    log.append({"step": 1})
+    log._file.close()
+    log._file = Path("/dev/full").open("ab", buffering=0)
+    with pytest.raises(OSError, match="No space left") as failed:
+        log.append({"step": 2})
+    log.close()
+    assert failed.value.filename == "/dev/full"
+    assert read_steplog(tmp_path / "steps.csv") == {"step": [1.0]}
