@@ -13,6 +13,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from vkjit import dtypes
+from vkjit.control.act import Act
 from vkjit.control.batched import size_of, spread_over
 from vkjit.control.branch import Cond
 from vkjit.errors import CheckError
@@ -23,9 +24,7 @@ from vkjit.ir.primitive import (
     Kind,
     Linear,
     Op,
-    Primitive,
     Producer,
-    Remat,
     Simpler,
     Tangent,
     Traits,
@@ -79,34 +78,16 @@ def _each(function: Function, batched: Sequence[bool]) -> tuple[PerExample, tupl
 
 @final
 @dataclass(frozen=True)
-class Callback(Primitive):
+class Callback(Act):
     """Calls ``function`` with the arguments as NumPy arrays; there are no results."""
 
     function: Function
     label: str
 
-    traits: ClassVar[Traits] = Traits(Kind.CONTROL, Remat.ONCE, differentiable=False)
-
-    def infer_outs(self, avals: Sequence[Aval]) -> tuple[Aval, ...]:
-        """None."""
-        return ()
-
     def evaluate_outs(self, *arrays: Array) -> tuple[Array, ...]:
         """Calls the function with copies."""
         self.function(*[np.array(a) for a in arrays])
         return ()
-
-    def jvp_outs(
-        self, primals: Sequence[Value], tangents: Sequence[Tangent]
-    ) -> tuple[tuple[Value, ...], tuple[Tangent, ...]]:
-        """The same call."""
-        return tuple(bind_outs(self, *primals)), ()
-
-    def transpose(
-        self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
-    ) -> tuple[Tangent, ...]:
-        """Nothing flows back from a call."""
-        return (None,) * len(args)
 
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
         """One call for each example, in order."""
@@ -116,10 +97,6 @@ class Callback(Primitive):
     def control(self) -> Control:
         """A call."""
         return Call(self.function)
-
-    def acts(self) -> bool:
-        """It does nothing else."""
-        return True
 
     def parameters(self) -> dict[str, object]:
         """The label: a function has no text."""
@@ -188,7 +165,7 @@ def _as_it_is(view: View) -> View:
 
 @final
 @dataclass(frozen=True)
-class Check(Primitive):
+class Check(Act):
     """Calls ``function`` with the arguments unless all elements of the first are true.
 
     The function looks at them again, and raises.
@@ -198,29 +175,11 @@ class Check(Primitive):
     avals: tuple[Aval, ...]
     label: str
 
-    traits: ClassVar[Traits] = Traits(Kind.CONTROL, Remat.ONCE, differentiable=False)
-
-    def infer_outs(self, avals: Sequence[Aval]) -> tuple[Aval, ...]:
-        """None."""
-        return ()
-
     def evaluate_outs(self, *arrays: Array) -> tuple[Array, ...]:
         """Calls the function with copies."""
         if not np.all(arrays[0]):
             self.function(*[np.array(a) for a in arrays])
         return ()
-
-    def jvp_outs(
-        self, primals: Sequence[Value], tangents: Sequence[Tangent]
-    ) -> tuple[tuple[Value, ...], tuple[Tangent, ...]]:
-        """The same check."""
-        return tuple(bind_outs(self, *primals)), ()
-
-    def transpose(
-        self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
-    ) -> tuple[Tangent, ...]:
-        """Nothing flows back from a check."""
-        return (None,) * len(args)
 
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
         """One check of the whole batch, of those examples that come to it."""
@@ -251,10 +210,6 @@ class Check(Primitive):
         nothing = Program(tuple(map(Var, self.avals)), (), (), "fine")
         called = trace(told, self.avals, "failed").program
         return Inline(trace(checked, self.avals, self.label).program)
-
-    def acts(self) -> bool:
-        """It does nothing else."""
-        return True
 
     def parameters(self) -> dict[str, object]:
         """The label: a function has no text."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, final
+from typing import final
 
 import numpy as np
 
+from vkjit.control.act import Act
 from vkjit.debug.modes import modes
 from vkjit.errors import KeyReuseError
 from vkjit.ir.avals import Aval
 from vkjit.ir.control import Control, Inline
-from vkjit.ir.primitive import Array, Kind, Linear, Primitive, Remat, Tangent, Traits, Value
+from vkjit.ir.primitive import Array, Value
 from vkjit.ir.program import Program, Source, Var
 from vkjit.trace import aval_of, bind_outs
 
@@ -44,35 +45,17 @@ def reused(before: Use, now: Use, where: str = "") -> KeyReuseError:
 
 @final
 @dataclass(frozen=True)
-class Consume(Primitive):
+class Consume(Act):
     """Marks that ``use`` consumes the key, or each of an array of keys; does nothing else."""
 
     use: Use = field(compare=False)
     of: Aval
-
-    traits: ClassVar[Traits] = Traits(Kind.CONTROL, Remat.ONCE, differentiable=False)
-
-    def infer_outs(self, avals: Sequence[Aval]) -> tuple[Aval, ...]:
-        """None."""
-        return ()
 
     def evaluate_outs(self, *arrays: Array) -> tuple[Array, ...]:
         """Notes the values."""
         if modes.keys:
             note(arrays[0], self.use)
         return ()
-
-    def jvp_outs(
-        self, primals: Sequence[Value], tangents: Sequence[Tangent]
-    ) -> tuple[tuple[Value, ...], tuple[Tangent, ...]]:
-        """The same mark."""
-        return tuple(bind_outs(self, *primals)), ()
-
-    def transpose(
-        self, cotangents: Sequence[Value], args: Sequence[Value | Linear]
-    ) -> tuple[Tangent, ...]:
-        """Nothing flows back."""
-        return (None,) * len(args)
 
     def batch_outs(self, args: Sequence[Value], batched: Sequence[bool]) -> tuple[Value, ...]:
         """A mark of all keys."""
@@ -81,10 +64,6 @@ class Consume(Primitive):
     def control(self) -> Control:
         """Nothing."""
         return Inline(Program((Var(self.of),), (), ()))
-
-    def acts(self) -> bool:
-        """It must be kept until it has been looked at."""
-        return True
 
     def parameters(self) -> dict[str, object]:
         """The name of the function."""
