@@ -217,7 +217,8 @@ class _Run:
             ConfigError: The device has too little memory for it.
         """
         adapters, began = self._initial.adapters, time.perf_counter()
-        batch = self._data.train.batch(range(self._config.train.micro_batch))
+        windows, size = self._data.train, self._config.train.micro_batch
+        batch = windows.batch([i % len(windows) for i in range(size)])
         with self._console.status("compiling the training step"):
             totals = self._step.zero(adapters, self._initial.loss_scale)
             place = jnp.asarray(np.array([0, 0], np.int32))
