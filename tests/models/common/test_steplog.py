@@ -184,7 +184,7 @@ def test_a_full_disk_names_the_file_and_keeps_what_was_written(tmp_path: Path) -
     log = StepLog(tmp_path / "steps.csv", ["step"])
     log.append({"step": 1})
     log._file.close()
-    log._file = Path("/dev/full").open("ab", buffering=0)
+    log._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115  the log closes it
     with pytest.raises(OSError, match="No space left") as failed:
         log.append({"step": 2})
     log.close()
