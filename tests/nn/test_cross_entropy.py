@@ -160,6 +160,24 @@ def test_a_row_without_a_target_may_hold_anything() -> None:
     assert np.isfinite(losses).all()
 
 
+def test_a_target_without_a_class_gives_nan(device: str) -> None:
+    """Neither the loss nor a gradient of such a row could be taken for one that means something."""
+    head = make_head(1, 4, 8, 4)._replace(targets=np.array([2, 8, -1, 2**30], np.int32))
+    with vj.default_device(device):
+        losses, hidden, weight = pulled(nn.linear_cross_entropy, head)
+    outside = np.array([False, True, False, True])
+    np.testing.assert_array_equal(np.isnan(losses), outside)
+    np.testing.assert_array_equal(np.isnan(hidden).all(-1), outside)
+    assert np.isnan(weight).all()
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "u4"])
+def test_targets_of_narrow_integers_count_every_class(dtype: str) -> None:
+    head = make_head(1, 3, 300, 4)._replace(targets=np.array([2, 44, 127], np.int32))
+    want, _, _ = cross_entropy(head, 0.0, 0.0)
+    check(nn.linear_cross_entropy(head.hidden, head.weight, head.targets.astype(dtype)), want, 4e-6)
+
+
 def test_large_logits_lose_nothing() -> None:
     """The loss is the difference of logits, not of a logsumexp and a logit of 1e5."""
     hidden = np.array([[1e5, 1e5 - 0.5, 1e5 - 30.0]], np.float32)

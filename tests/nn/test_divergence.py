@@ -180,6 +180,41 @@ def test_batches_of_rows() -> None:
     check(found, np.stack(wanted))
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_classes_that_no_model_allows_do_not_differ(device: str, direction: Any) -> None:
+    """A vocabulary padded with logits of -inf: values and gradients are those without it."""
+    head = make_head(3, 4, 9, 9)
+    logits, base = head.hidden @ head.weight.T, head.base @ head.weight.T
+    wide = [np.pad(x, ((0, 0), (0, 3)), constant_values=-np.inf) for x in (logits, base)]
+    with vj.default_device(device):
+        for function in (nn.target_masked_kl, nn.kl_divergence):
+            loss = partial(function, targets=head.targets, direction=direction)
+            (plain, (slope, _)), (padded, (wide_slope, _)) = (
+                pulled(loss, *operands, cotangent=head.cotangent)
+                for operands in ((logits, base), wide)
+            )
+            check(padded, np.asarray(plain))
+            check(wide_slope, np.pad(np.asarray(slope), ((0, 0), (0, 3))))
+
+
+def test_a_target_without_a_class_gives_nan() -> None:
+    head = make_head(3, 4, 9, 9)._replace(targets=np.array([2, 9, -1, 8], np.int32))
+    logits, base = head.hidden @ head.weight.T, head.base @ head.weight.T
+    linear = partial(
+        nn.linear_target_masked_kl,
+        base_hidden=head.base,
+        weight=head.weight,
+        targets=head.targets,
+        vocab_chunk=4,
+    )
+    direct = partial(nn.target_masked_kl, base_logits=base, targets=head.targets)
+    for loss, operand in ((linear, head.hidden), (direct, logits)):
+        out, (slope,) = pulled(loss, operand, cotangent=head.cotangent)
+        for found in (out, slope):
+            rows = np.isnan(np.asarray(found)).reshape(4, -1)
+            np.testing.assert_array_equal(rows.any(-1), [False, True, False, False])
+
+
 def test_mistakes_are_named() -> None:
     head = make_head(0, 4, 9, 3)
     with pytest.raises(ArgumentError, match="direction='forward' was given, expected one of"):

@@ -87,6 +87,7 @@ def linear_cross_entropy(  # noqa: PLR0913  operands, two terms of the loss, two
         hidden: [N,d] of a floating dtype, in which products multiply.
         weight: [V,d], an array or a quantized one.
         targets: Integers [N]; a negative one is no target: its loss is 0, and so is its gradient.
+            One of V or more names no class: its loss and the gradients are NaN.
         label_smoothing: Share of the label that is spread over the vocabulary, from 0 up to 1.
         z_loss: Weight of the squared logsumexp, at least 0.
         row_chunk: Rows of a block of logits at most; None: 2048.
@@ -134,7 +135,7 @@ def _forward(spec: _Spec, hidden: Any, weight: Any, targets: Any) -> tuple[Any, 
 
 def _backward(spec: _Spec, saved: _Saved, cotangent: Any) -> tuple[Any, Any, None]:
     counted = saved.targets >= 0
-    scale = jnp.where(counted, cotangent, 0.0)
+    scale = op.counted(cotangent, saved.targets, saved.weight.shape[0])
     hidden = jnp.where(counted[:, None], saved.slope * scale[:, None], 0.0)
     hidden = hidden.astype(saved.hidden.dtype)
     if not op.is_float_array(saved.weight):
@@ -197,7 +198,7 @@ def _loss(spec: _Spec, sums: _Sums, targets: Any, vocabulary: int) -> Any:
     if spec.z_loss:
         known = _logsumexp(sums)
         loss = loss + spec.z_loss * (known * known)
-    return jnp.where(targets >= 0, loss, 0.0)
+    return op.counted(loss, targets, vocabulary)
 
 
 def _slope(spec: _Spec, sums: _Sums, targets: Any, weight: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 import vkjit.numpy as jnp
 from vkjit.api.custom import custom_jvp
-from vkjit.errors import ArgumentError, DTypeError, ShapeError
+from vkjit.errors import ArgumentError, ShapeError
 from vkjit.lax import stop_gradient
 from vkjit.nn import _operands as op
 
@@ -71,6 +71,7 @@ def target_masked_kl(
         logits: [...,V], of the adapted model.
         base_logits: As ``logits``, of the base.
         targets: Integers [...]; a negative one is no target: its divergence and gradient are 0.
+            One of V or more names no class: its divergence and gradient are NaN.
         direction: "adapted||base" is the sum of ``p (log p - log q)``, "base||adapted" that of
             ``q (log q - log p)``, with p of ``logits`` and q of ``base_logits``.
 
@@ -173,25 +174,22 @@ def _leads(kind: Kind) -> bool:
 
 
 def _kept(logits: Any, target: Any) -> Any:
+    """Without the target's logit, and finite below: classes that no model allows do not differ."""
+    logits = jnp.maximum(logits, op.LOWEST)
     return logits if target is None else jnp.where(target, op.LOWEST, logits)
 
 
 def _of_logits(name: str, kind: Kind, logits: Any, base: Any, targets: Any) -> Any:
-    logits, base, targets = (jnp.asarray(x) for x in (logits, base, targets))
+    logits, base, targets = jnp.asarray(logits), jnp.asarray(base), op.integers(name, targets)
     shapes = (tuple(logits.shape), tuple(base.shape), tuple(targets.shape))
     if shapes[0] != shapes[1] or shapes[0][:-1] != shapes[2] or not shapes[0]:
         raise ShapeError(
             f"{name}: logits {shapes[0]}, base_logits {shapes[1]} and targets {shapes[2]} were "
             "given, expected [...,V], [...,V] and [...]; reshape them"
         )
-    if not jnp.issubdtype(targets.dtype, jnp.integer):
-        raise DTypeError(
-            f"{name}: targets of {targets.dtype} were given, expected integers; cast them with "
-            "astype"
-        )
     wide = (logits.astype(jnp.float32), stop_gradient(base).astype(jnp.float32))
     found = _rows(kind, *wide, targets)
-    return jnp.where(targets >= 0, found, 0.0)
+    return op.counted(found, targets, shapes[0][-1])
 
 
 def _block(kind: Kind, logits: Any, base: Any, targets: Any) -> Block:

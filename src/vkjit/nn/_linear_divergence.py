@@ -42,7 +42,7 @@ def linear_target_masked_kl(  # noqa: PLR0913  two models, one head, two sizes
         hidden: [N,d], states of the adapted model.
         base_hidden: [N,d], states of the base.
         weight: [V,d], the head of both: an array or a quantized one.
-        targets: Integers [N]; a negative one is no target: its divergence and gradient are 0.
+        targets: As in `target_masked_kl`.
         direction: As in `target_masked_kl`.
         row_chunk: As in `linear_cross_entropy`.
         vocab_chunk: As in `linear_cross_entropy`; up to five blocks exist at a time, logits of both
@@ -106,8 +106,8 @@ def _forward(
 
         start = div.nothing(rows[2].shape)
         sums, _ = over_slices(more, start, weight, spec.columns)
-        counted = jnp.where(rows[2] >= 0, div.divergence(spec.kind, sums), 0.0)
-        return carry, (counted, sums)
+        found = div.divergence(spec.kind, sums)
+        return carry, (op.counted(found, rows[2], weight.shape[0]), sums)
 
     rows = (hidden, base_hidden, targets)
     _, (found, sums) = over_slices(of_rows, None, rows, spec.rows)
@@ -116,7 +116,7 @@ def _forward(
 
 def _backward(spec: _Spec, saved: Any, cotangent: Any) -> tuple[Any, None, Any, None]:
     rows, weight, sums = saved
-    scale = jnp.where(rows[2] >= 0, cotangent, 0.0)
+    scale = op.counted(cotangent, rows[2], weight.shape[0])
 
     def slope(given: Any, part: Any, first: Any) -> Any:
         *rows, sums, scale = given

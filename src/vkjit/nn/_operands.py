@@ -44,6 +44,26 @@ def column_sums(weight: Any, dtype: Any) -> Any:
     return _product(ones, weight, (1, 0))
 
 
+def counted(x: Any, targets: Any, vocabulary: int) -> Any:
+    """``x`` [N], 0 where there is no target, NaN where there is no such class."""
+    known = jnp.where(targets < vocabulary, 1.0, jnp.nan)
+    return jnp.where(targets >= 0, x * known, 0.0)
+
+
+def integers(op: str, targets: Any) -> Any:
+    """Targets as int32, which counts every class: narrower integers may not.
+
+    Raises:
+        DTypeError: They are no integers.
+    """
+    targets = jnp.asarray(targets)
+    if not jnp.issubdtype(targets.dtype, jnp.integer):
+        raise DTypeError(
+            f"{op}: targets of {targets.dtype} were given, expected integers; cast them with astype"
+        )
+    return targets.astype(jnp.int32)
+
+
 def here(targets: Any, columns: int, first: Any) -> Any:
     """Bool [N,columns]: which column, counted from ``first``, is the row's target."""
     return jnp.arange(columns, dtype=targets.dtype) == (targets - first)[:, None]
@@ -57,7 +77,7 @@ def checked(op: str, hidden: Any, weight: Any, targets: Any) -> tuple[Any, Any, 
         DTypeError: Hidden states are no floats, or targets no integers.
         ArgumentError: The weight is a transpose of blocks.
     """
-    hidden, targets = jnp.asarray(hidden), jnp.asarray(targets)
+    hidden, targets = jnp.asarray(hidden), integers(op, targets)
     if not isinstance(weight, QuantizedArray):
         weight = jnp.asarray(weight)
     elif weight.turned:
@@ -72,10 +92,9 @@ def checked(op: str, hidden: Any, weight: Any, targets: Any) -> tuple[Any, Any, 
             f"{op}: hidden {shapes[0]}, weight {shapes[1]} and targets {shapes[2]} were given, "
             "expected [N,d], [V,d] and [N]; reshape leading axes into one"
         )
-    if not is_float(hidden.dtype) or not jnp.issubdtype(targets.dtype, jnp.integer):
+    if not is_float(hidden.dtype):
         raise DTypeError(
-            f"{op}: hidden of {hidden.dtype} and targets of {targets.dtype} were given, expected "
-            "floats and integers; cast them with astype"
+            f"{op}: hidden of {hidden.dtype} was given, expected floats; cast it with astype"
         )
     return hidden, weight, targets
 
