@@ -13,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
+from vkjit import tree
 from vkjit.array import Array
 from vkjit.concrete import concretization_error
 from vkjit.dtypes import of_array
@@ -145,8 +146,20 @@ def from_numpy(values: NumpyArray, of: Aval | None = None, device: Device | None
     return DeviceArray(made, (device or current_device()).upload(dense))
 
 
-def device_put(value: Value, device: str | None = None) -> DeviceArray:
-    """``value`` on ``device`` (the default one without a name); itself if it is there already."""
+def device_put(values: Any, device: str | None = None) -> Any:
+    """A pytree of arrays on ``device`` (the default one without a name).
+
+    Those that are there already stay what they are.
+    """
+
+    def put(leaf: Value) -> DeviceArray:
+        return placed(leaf, device)
+
+    return tree.map(put, values)
+
+
+def placed(value: Value, device: str | None = None) -> DeviceArray:
+    """An array, NumPy value or Python scalar on ``device``; itself if it is there already."""
     target = get_device(device) if device else current_device()
     if isinstance(value, DeviceArray) and value.buffer.device is target:
         return value

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast, final
+from typing import Any, ClassVar, cast, final
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from vkjit.errors import ArgumentError, DTypeError, ShapeError
 from vkjit.ir.avals import Aval, aval
 from vkjit.ir.primitive import Value
 from vkjit.numpy._core import Packed
+from vkjit.numpy._scatter import get
 from vkjit.ops import quant as _ops
 from vkjit.ops.logical import bitcast_convert_type
 from vkjit.trace import Tracer, aval_of
@@ -56,6 +57,7 @@ class QuantizedArray(Packed):
     """
 
     __slots__ = ("blocks", "turned")
+    __array_priority__: ClassVar[int] = 1000  # NumPy leaves ``x @ w`` to this class
 
     def __init__(self, blocks: Any, *, turned: bool = False) -> None:
         of = aval_of(blocks)
@@ -186,7 +188,8 @@ class QuantizedArray(Packed):
                 f"index: {index!r} of {self!r}; expected integers and slices of the axes before "
                 "the last one, whose blocks stay whole; index the result of dequantize()"
             )
-        return QuantizedArray(self.blocks[parts])
+        traced = any(isinstance(part, Tracer) for part in parts)
+        return QuantizedArray(get(self.blocks, parts) if traced else self.blocks[parts])
 
     def reshape(self, *shape: Any) -> QuantizedArray:
         """Other leading axes; the last axis stays as it is.

@@ -44,7 +44,7 @@ def test_devices_quantize_to_ggmls_bytes(device: str, name: str) -> None:
     assert np.asarray(more.blocks).tobytes() == blocks.encode(block, hard).tobytes()
 
 
-@pytest.mark.parametrize("name", ["Q4_1", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
 def test_the_host_quantizes_the_other_types(name: str) -> None:
     raw, _ = golden_blocks(BLOCK_TYPES[name])
     made = quant.quantize(GOLDEN["source"], name.lower())
@@ -90,6 +90,31 @@ def test_leading_axes_are_indexed(row: int, rows: slice) -> None:
     np.testing.assert_array_equal(np.asarray(w[row]), values[row])
     np.testing.assert_array_equal(np.asarray(w[rows]), values[rows])
     np.testing.assert_array_equal(np.asarray(w[rows, :]), values[rows, :])
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_compiled_functions_index_what_they_close_over(on_device: bool) -> None:  # noqa: FBT001
+    w = golden("Q8_0")
+    values = np.asarray(w)
+    held = vj.device_put(w) if on_device else w
+    numbers = vj.jit(lambda i: held[i].dequantize())(np.int32([2, 0]))
+    np.testing.assert_array_equal(numbers, values[[2, 0]])
+
+
+def test_on_a_device_it_stays_in_blocks() -> None:
+    w = golden("Q6_K")
+    placed = vj.device_put({"w": w, "x": 1.0})["w"]
+    assert isinstance(placed, quant.QuantizedArray)
+    assert isinstance(placed.blocks, vj.Array)
+    assert placed.nbytes == w.nbytes
+    np.testing.assert_array_equal(np.asarray(placed), np.asarray(w))
+
+
+def test_numpy_leaves_products_to_it() -> None:
+    w = golden("Q8_0")
+    product = np.ones((2, 512), np.float32) @ w.T
+    assert isinstance(product, vj.Array)
+    np.testing.assert_allclose(product, np.asarray(w).sum(-1)[None].repeat(2, 0), atol=1e-4)
 
 
 def test_eager_functions_read_it() -> None:

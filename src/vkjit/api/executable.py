@@ -10,7 +10,7 @@ from vkjit.api.ref import Ref
 from vkjit.api.staged import Lowered
 from vkjit.debug.modes import modes
 from vkjit.debug.nans import watched
-from vkjit.device_array import DeviceArray, device_put
+from vkjit.device_array import DeviceArray, placed
 from vkjit.errors import DonatedBufferError, InternalError
 from vkjit.ir.primitive import Value
 from vkjit.runtime.device import Device, Loaded
@@ -56,7 +56,7 @@ class Executable:
             DonatedBufferError: a constant was donated to a call.
         """
         _require_constants(lowered.constants)
-        constants = [device_put(v, device.name).buffer for v in lowered.constants]
+        constants = [placed(v, device.name).buffer for v in lowered.constants]
         setup = lowered.compiled.setup
         packed = [] if setup is None else device.load(setup).run(constants)
         if modes.watching and not lowered.donated:

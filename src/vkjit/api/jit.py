@@ -23,7 +23,7 @@ from vkjit.api.staged import Lowered, lower
 from vkjit.api.stages import CompiledCall, TracedCall
 from vkjit.debug.keys import KeyedLoaded
 from vkjit.debug.modes import modes
-from vkjit.device_array import DeviceArray, current_device, device_put
+from vkjit.device_array import DeviceArray, current_device, placed
 from vkjit.dtypes import x64_enabled
 from vkjit.errors import ArgumentError
 from vkjit.ir.avals import Aval
@@ -284,7 +284,7 @@ def _device_of(leaves: Sequence[Value]) -> Device:
 def _on(value: Value, device: Device) -> DeviceArray:
     if type(value) is DeviceArray and value.buffer.device is device:
         return value
-    return device_put(value, device.name)
+    return placed(value, device.name)
 
 
 def _flat_key(args: tuple[Any, ...]) -> object:

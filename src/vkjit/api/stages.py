@@ -14,7 +14,7 @@ from vkjit.api.costs import CostAnalysis
 from vkjit.api.executable import Executable
 from vkjit.api.ref import Ref
 from vkjit.api.staged import Lowered, MemoryReport, ShapeDtypeStruct
-from vkjit.device_array import DeviceArray, device_put
+from vkjit.device_array import DeviceArray, placed
 from vkjit.errors import ArgumentError, DTypeError, ShapeError
 from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
@@ -116,4 +116,4 @@ def fitting(leaves: Sequence[Value], avals: Sequence[Aval], device: Device) -> l
             raise ShapeError(f"compiled: argument leaf {position} is {given}, expected {of}")
         if given.dtype != of.dtype:
             raise DTypeError(f"compiled: argument leaf {position} is {given}, expected {of}")
-    return [device_put(leaf, device.name) for leaf in leaves]
+    return [placed(leaf, device.name) for leaf in leaves]
