@@ -101,6 +101,11 @@ class CheckpointStore:
             self.path(old).unlink(missing_ok=True)
         return path
 
+    def clear(self) -> None:
+        """Delete every checkpoint, the newest last: what is left after a kill is the best."""
+        for step in self.steps():
+            self.path(step).unlink(missing_ok=True)
+
     def load(self, step: int | None = None) -> Checkpoint | None:
         """Read and verify the checkpoint of ``step``, by default the newest; ``None`` if none.
 

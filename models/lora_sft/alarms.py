@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -129,6 +130,12 @@ def outcome(movement: Movement, off: HeldOut, on: HeldOut, least: float) -> list
         return [Alarm("did not move", "warning", (
             "the adapter did not move: its checksums are the initial ones; check "
             "optimizer.learning_rate, the targets and the number of steps"
+        ))]  # fmt: skip
+    if not math.isfinite(on.loss):
+        return [Alarm("not finite", "error", (
+            f"the held-out loss is {on.loss} with the adapter after {movement.step} steps, "
+            f"{off.loss:.4f} without: the adapter is of no use; lower optimizer.learning_rate and "
+            "begin anew"
         ))]  # fmt: skip
     change = (off.loss - on.loss) / off.loss if off.loss else 0.0
     if movement.moved > least and abs(change) < FLAT_SHARE:

@@ -150,7 +150,7 @@ class Loop:
             style = "red" if one.is_error else "yellow"
             text = f"{one.level}: {one.message}"
             self._parts.console.print(text, style=style, markup=False, highlight=False)
-            if one.is_error and one.kind in ("did not move", "evaluation blind"):
+            if one.is_error and one.kind in ("did not move", "evaluation blind", "not finite"):
                 self.stop = Stop(one.kind, self.step, one.message)
 
     def _advance(self) -> tuple[dict[str, Any], StepTally]:

@@ -24,6 +24,7 @@ from vkjit.errors import ConfigError, OutOfMemoryError
 from vkjit_models.common.adapter_io import save_adapter
 from vkjit_models.common.atomic import write_atomic
 from vkjit_models.common.checkpoint import CheckpointStore
+from vkjit_models.common.lock import sole_user
 from vkjit_models.common.steplog import json_text
 from vkjit_models.llama.lora import (
     LoraPlan,
@@ -112,13 +113,24 @@ def train(  # noqa: PLR0913  the run, then ways to run it
 
     Raises:
         ConfigError: The folder holds checkpoints and neither flag is given, or they belong to
-            another config; or both flags are given.
+            another config; or both flags are given; or another process trains in the folder.
         DataError: Model, data or a checkpoint cannot be read or written.
         AlarmError: The adapters did not move, or the evaluation does not see them. Checkpoint,
             adapter, logs and report are written before.
     """
     console, shared = console or Console(), shared or Shared()
-    _check_folder(config, resume=resume, overwrite=overwrite)
+    last = config.train.steps if stop_after is None else min(stop_after, config.train.steps)
+    with sole_user(config.output.folder):
+        _check_folder(config, resume=resume, overwrite=overwrite)
+        run = _prepared(config, shared, console)
+        result = run.whole(last, overwrite=overwrite)
+    if result.stop is not None and result.stop.kind in ("did not move", "evaluation blind"):
+        raise AlarmError(f"train: {result.stop.message}")
+    return result
+
+
+def _prepared(config: RunConfig, shared: Shared, console: Console) -> _Run:
+    """Reads model and data, and shows what will be trained on what."""
     with console.status("reading the model"):
         base = shared.base(config.model)
     console.print(base.receipt.text(), markup=False, highlight=False)
@@ -128,23 +140,7 @@ def train(  # noqa: PLR0913  the run, then ways to run it
     show_plan(console, run.plan, sum(int(np.prod(p.shape)) for p in base.params.values()))
     show_data(console, data, config.data)
     show_warnings(console, context_warnings(config.data, base.hyper.context_length))
-    state, step, stored = run.start()
-    run.record.begin(step)
-    with RunLogs(config.output.folder, data.train.category_names, step or None) as logs:
-        last = config.train.steps
-        if step < last:
-            run.compile()
-        loop = run.loop(logs, state, step, stored)
-        logs.event(step, "resume" if step else "start", **run.facts)
-        if step < last:
-            with _without_collections():
-                run.go(loop, last if stop_after is None else min(stop_after, last))
-        result = run.finish(loop)
-        logs.event(loop.step, "end", status=run.record.status)
-    run.report()
-    if result.stop is not None and result.stop.kind in ("did not move", "evaluation blind"):
-        raise AlarmError(f"train: {result.stop.message}")
-    return result
+    return run
 
 
 def plan(config: RunConfig, console: Console | None = None) -> None:
@@ -195,6 +191,31 @@ class _Run:
         self.facts = receipt(self._device, data.sha256)
         self.record = RunRecord(config.output.folder, config, self.plan, self.facts)
 
+    def whole(self, last: int, *, overwrite: bool) -> RunResult:
+        """The run until ``last``; nothing of an older one is deleted before this one is admitted.
+
+        Args:
+            last: Steps after which it stops.
+            overwrite: Begin anew although there are checkpoints; they are deleted.
+        """
+        state, step, stored = (self._initial, 0, {}) if overwrite else self.start()
+        trains = step < self._config.train.steps
+        memory = self.compile() if trains else None
+        if overwrite:
+            self._store.clear()
+        self._begin(step, memory)
+        names = self._data.train.category_names
+        with RunLogs(self._config.output.folder, names, step or None) as logs:
+            loop = self.loop(logs, state, step, stored)
+            logs.event(step, "resume" if step else "start", **self.facts)
+            if trains:
+                with _without_collections():
+                    self.go(loop, last)
+            result = self.finish(loop)
+            logs.event(loop.step, "end", status=self.record.status)
+        self.report()
+        return result
+
     def start(self) -> tuple[TrainState, int, Mapping[str, Any]]:
         """State, steps done and what the logs remember: of the newest checkpoint, or the first."""
         found = self._store.load()
@@ -210,7 +231,7 @@ class _Run:
         self._console.print(what, markup=False, highlight=False)
         return unpack_state(self._initial, found.arrays), found.step, found.state
 
-    def compile(self) -> None:
+    def compile(self) -> tuple[Need, Room]:
         """Compiles the step, tells how long that took, and admits the run.
 
         Raises:
@@ -235,9 +256,17 @@ class _Run:
             f"training step: {launches}, ready after {seconds:.1f} s", highlight=False
         )
         found, there = self.admit(step, update.memory().temporaries)
-        admission.save(self._config.output.folder, found, there)
-        self.record.compiled(seconds, asdict(found), asdict(self._base.receipt))
         self._costs = Costs(seconds, 0.0, found.peak, 0, 0)
+        return found, there
+
+    def _begin(self, step: int, memory: tuple[Need, Room] | None) -> None:
+        """Writes what is known before the first step: config, receipt and planned memory."""
+        self.record.begin(step)
+        if memory is None or self._costs is None:
+            return
+        admission.save(self._config.output.folder, *memory)
+        needed, loaded = asdict(memory[0]), asdict(self._base.receipt)
+        self.record.compiled(self._costs.compile_seconds, needed, loaded)
 
     def plan_only(self) -> None:
         """Prints what the run needs, from plans alone."""
@@ -337,7 +366,7 @@ class _Run:
             show_replies(self._console, replies)
         loop.alarm(*alarms.outcome(loop.movement(), before, after, least))
         told = (*warnings, *(one.message for one in loop.raised if one.message not in warnings))
-        return RunResult(loop.step, False, None, before, after, replies, told, self._costs)
+        return RunResult(loop.step, False, loop.stop, before, after, replies, told, self._costs)
 
     def _tell_stop(self, loop: Loop) -> None:
         what = f"stopped after step {loop.step}; `vkjit train ... --resume` goes on from there"
@@ -398,15 +427,10 @@ def _check_folder(config: RunConfig, *, resume: bool, overwrite: bool) -> None:
             "train: --resume and --overwrite were given, expected one of them; --resume goes on "
             "from a checkpoint, --overwrite deletes it"
         )
-    store = CheckpointStore(config.output.folder / "checkpoints", {})
-    steps = store.steps()
-    if not steps or resume:
-        return
-    if not overwrite:
+    steps = CheckpointStore(config.output.folder / "checkpoints", {}).steps()
+    if steps and not (resume or overwrite):
         raise ConfigError(
             f"train: {config.output.folder} holds a checkpoint of step {steps[-1]}, expected a "
             "folder without; pass --resume to go on from it, --overwrite to begin anew, or set "
             "another output.folder"
         )
-    for step in steps:
-        store.path(step).unlink()
