@@ -226,7 +226,7 @@ class ScheduleSection(_Section):
 class TrainSection(_Section):
     """How long and in what portions."""
 
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, lt=2**31)
     micro_batch: int = Field(default=1, ge=1)
     """Windows that are computed at once."""
     accumulation: int = Field(default=1, ge=1)
@@ -386,9 +386,11 @@ def _explain(problem: Mapping[str, Any]) -> str:
         return f"unknown key {key!r}; {_nearest(key)}"
     if problem["type"] == "missing":
         return f"key {key!r} is missing; give it a value"
-    if not key:
-        return str(problem["msg"]).removeprefix("Value error, ")
-    return f"{key} = {problem['input']!r}: {problem['msg']}"
+    said = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "value_error" and len(problem["loc"]) < 2:
+        return said  # of a section's validator, which names the keys
+    wanted = said.removeprefix("Input should be ").removeprefix("expected ")
+    return f"{key} = {problem['input']!r} was given, expected {wanted}; correct it"
 
 
 def _nearest(key: str) -> str:
