@@ -267,11 +267,65 @@ def test_forward_mode_of_a_backward_rule_is_refused():
     for attempt in (
         lambda: vj.jvp(scaled_sine, (1.0, 2.0), (1.0, 0.0)),
         lambda: vj.jacfwd(scaled_sine)(1.0, 2.0),
-        lambda: vj.hessian(scaled_sine)(1.0, 2.0),
+        lambda: vj.hessian(lambda x: scaled_sine(scaled_sine(x, 2.0), 2.0))(1.0),
         lambda: vj.jit(lambda x: vj.jvp(scaled_sine, (x, 2.0), (1.0, 0.0)))(1.0),
     ):
         with pytest.raises(MissingRuleError, match="custom_vjp scaled_sine: forward-mode"):
             attempt()
+
+
+def _dead_in_scan(x: Any) -> Any:
+    def turn(c: Any, a: Any) -> Any:
+        scaled_sine(c, a)
+        return c * a, scaled_sine(c, a)
+
+    return vj.lax.scan(turn, x, jnp.full(3, 2.0))[0]
+
+
+def _dead_in_map(x: Any) -> Any:
+    def twice(y: Any) -> Any:
+        scaled_sine(y, y)
+        return 2 * y
+
+    return vj.lax.map(twice, jnp.stack([x, x]))
+
+
+def _stopped_in_while(x: Any) -> Any:
+    def turn(c: Any) -> Any:
+        return c[0] + 1, c[1] * vj.stop_gradient(scaled_sine(c[1], 2.0))
+
+    return vj.lax.while_loop(lambda c: c[0] < 2, turn, (0, x))[1]
+
+
+def _stopped_in_cond(x: Any) -> Any:
+    def yes(x: Any) -> Any:
+        return x * vj.stop_gradient(scaled_sine(x, 2.0))
+
+    return vj.lax.cond(x > 0, yes, lambda x: x, x)
+
+
+@vj.checkpoint
+def _dead_in_checkpoint(x: Any) -> Any:
+    scaled_sine(x, x)
+    return 3 * x
+
+
+DEAD = [_dead_in_scan, _dead_in_map, _stopped_in_while, _stopped_in_cond, _dead_in_checkpoint]
+
+
+@pytest.mark.parametrize("fn", DEAD, ids=lambda fn: fn.__name__.strip("_"))
+def test_forward_mode_passes_by_a_backward_rule_that_nobody_reads(fn: Any) -> None:
+    want = vj.linearize(fn, 2.0)[1](1.0)
+    for forward in (vj.jvp, vj.jit(vj.jvp, static_argnums=0)):
+        out, tangent = forward(fn, (2.0,), (1.0,))
+        close(out, fn(2.0))
+        close(tangent, want)
+
+
+def test_forward_mode_of_a_gradient_differentiates_the_backward_rule() -> None:
+    """The gradient does not read the value that the forward rule computes."""
+    for hessian in (vj.hessian(scaled_sine), vj.jit(vj.hessian(scaled_sine))):
+        close(hessian(1.0, 2.0), -2 * np.sin(1.0))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from vkjit.ir.avals import Aval, aval
 from vkjit.ir.control import Scan as Form
 from vkjit.ir.primitive import Value
 from vkjit.ir.program import Atom, Eqn, Program, Var
+from vkjit.passes.dce import dce
 from vkjit.trace import trace
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ def derive(
     traced = trace(run, [*constants, *carries, *slices], f"{form.body.name}.{rule}")
     count = len(traced.captured) + len(constants)
     reverse = form.reverse != backward
-    made = Form(traced.program, form.length, count, len(carries), reverse)
+    made = Form(dce(traced.program), form.length, count, len(carries), reverse)
     return Derived(made, traced.captured)
 
 

@@ -9,6 +9,7 @@ from typing import final
 from vkjit.ir.avals import Aval
 from vkjit.ir.primitive import Value
 from vkjit.ir.program import Program, Var
+from vkjit.passes.dce import dce
 from vkjit.trace import Traced, aval_of, trace
 
 
@@ -47,6 +48,6 @@ def together(traced: Sequence[Traced]) -> Staged:
         own = dict(zip(map(id, item.captured), item.program.params, strict=False))
         shared = [own.get(k) or Var(aval_of(v)) for k, v in captured.items()]
         explicit = item.program.params[len(item.captured) :]
-        program = item.program
+        program = dce(item.program)  # what a rule made for nobody may not even be runnable
         programs.append(Program((*shared, *explicit), program.eqns, program.results, program.name))
     return Staged(tuple(programs), tuple(captured.values()))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vkjit.dtypes import is_float
 from vkjit.ir.primitive import Tangent, Value
 from vkjit.ir.program import Atom, Program, Var
+from vkjit.passes.dce import dce
 from vkjit.trace import bind_outs, source_of
 
 
@@ -27,7 +28,7 @@ def jvp(
     moving: dict[Var, Value] = {
         v: t for v, t in zip(program.params, tangents, strict=True) if t is not None
     }
-    for eqn in program.eqns:
+    for eqn in dce(program).eqns:  # what nobody reads may have no derivative
         args = [_value(a, values) for a in eqn.args]
         dargs = [moving.get(a) if isinstance(a, Var) else None for a in eqn.args]
         with source_of(eqn):
