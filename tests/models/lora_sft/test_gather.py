@@ -66,7 +66,7 @@ def test_a_weight_that_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"jsonl": 3}, r"data\.jsonl = 3: .*expected a path or a list of paths"),
+        ({"jsonl": 3}, r"data\.jsonl = 3 was given, expected a path or a list of paths"),
         ({"jsonl": []}, r"data\.jsonl is an empty list"),
         ({"jsonl": "a", "weights": [1.0, 2.0]}, r"data\.weights = \[1\.0, 2\.0\] .* with 1 files"),
         ({"jsonl": ["a", "b"], "weights": [1.0, -1.0]}, r"expected one positive number"),
