@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import vkjit as vj
-from tests.programs.test_transforms import of
+from tests.derivatives import of
 from tests.strategies import programs
 from tests.targets import LARGE_GPU
 from vkjit import checkpoint_policies as policies

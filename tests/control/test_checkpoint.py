@@ -10,8 +10,8 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 
 import vkjit as vj
+from tests.derivatives import noise, of
 from tests.oracles import Array, arrays_of, on_device
-from tests.programs.test_transforms import noise, of
 from tests.strategies import CONTROL_STEPS, named, programs, seeds, written
 from tests.targets import LARGE_GPU
 from vkjit import checkpoint_policies as policies

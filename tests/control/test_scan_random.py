@@ -11,8 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tests.derivatives import (
+    assert_near,
+    assert_pullback_is_adjoint,
+    assert_pushforward_is_difference,
+    noise,
+    of,
+    run,
+)
 from tests.oracles import arrays_of
-from tests.programs.test_transforms import assert_near, moved, noise, of, run
 from tests.strategies import chosen, counted, looped, programs, seeds
 from vkjit import dtypes, jvp, vjp
 from vkjit.api.batching import vmap
@@ -29,7 +36,6 @@ from vkjit.passes.pipeline import simplify
 LOOPS = 2 * (looped, chosen)
 FORWARD = (*LOOPS, counted)
 """Reverse mode refuses loops that are as long as a value says."""
-STEP = 1e-6
 smooth = programs(max_steps=40, kinds=(dtypes.float64,), smooth=True, control=LOOPS)
 ahead_only = programs(max_steps=40, kinds=(dtypes.float64,), smooth=True, control=FORWARD)
 
@@ -58,32 +64,13 @@ def test_text_and_passes_keep_every_bit(program: Program, seed: int) -> None:
 @settings(max_examples=30)
 @given(program=smooth, seed=seeds)
 def test_pullback_is_the_adjoint_of_the_pushforward(program: Program, seed: int) -> None:
-    xs, dxs = arrays_of(program, seed), noise(program.in_avals, seed + 1)
-    cts = noise(program.out_avals, seed + 2)
-
-    def both(xs: Any, dxs: Any, cts: Any) -> Any:
-        _, dys = jvp(of(program), xs, dxs)
-        _, pullback = vjp(of(program), *xs)
-        return dys, pullback(cts)
-
-    made = run(both, xs, dxs, cts)
-    dys, back = made[: len(cts)], made[len(cts) :]
-    ahead = [float(np.vdot(c, d)) for c, d in zip(cts, dys, strict=True)]
-    behind = [float(np.vdot(b, d)) for b, d in zip(back, dxs, strict=True)]
-    scale = sum(float(np.abs(c * d).sum()) for c, d in zip(cts, dys, strict=True))
-    scale += sum(float(np.abs(c * d).sum()) for c, d in zip(back, dxs, strict=True))
-    assert_near(sum(behind), sum(ahead), 1e-10, scale)
+    assert_pullback_is_adjoint(program, seed)
 
 
 @settings(max_examples=25)
 @given(program=ahead_only, seed=seeds)
 def test_pushforward_agrees_with_differences(program: Program, seed: int) -> None:
-    xs, dxs = arrays_of(program, seed), noise(program.in_avals, seed + 1)
-    dys = run(lambda x, d: jvp(of(program), x, d)[1], xs, dxs)
-    ahead, behind = (evaluate(program, moved(xs, dxs, s)) for s in (STEP, -STEP))
-    for dy, a, b in zip(dys, ahead, behind, strict=True):
-        scale = max(np.abs(a).max(initial=0), np.abs(dy).max(initial=0))
-        assert_near((a - b) / (2 * STEP), dy, 1e-4, float(scale))
+    assert_pushforward_is_difference(program, seed)
 
 
 @settings(max_examples=25)

@@ -10,23 +10,24 @@ import pytest
 from hypothesis import given, settings
 
 import vkjit.numpy as vnp
+from tests.derivatives import (
+    STEP,
+    assert_near,
+    assert_pullback_is_adjoint,
+    assert_pushforward_is_difference,
+    moved,
+    noise,
+    of,
+    run,
+)
 from tests.oracles import arrays_of
 from tests.strategies import programs, seeds
-from vkjit import dtypes, tree
+from vkjit import dtypes
 from vkjit.api.autodiff import grad, jvp
 from vkjit.api.batching import vmap
-from vkjit.api.pullback import vjp
-from vkjit.api.staged import make_ir
-from vkjit.ir.check import check
 from vkjit.ir.evaluate import evaluate
 from vkjit.ir.program import Program
-from vkjit.passes.pipeline import simplify
-from vkjit.trace import apply_program
 
-Array = np.ndarray[Any, Any]
-
-STEP = 1e-6
-"""Of central differences; the third derivatives of these programs stay below some 1e5."""
 smooth = programs(max_steps=30, kinds=(dtypes.float64,), smooth=True)
 
 
@@ -36,60 +37,16 @@ def wide() -> Any:
         yield
 
 
-def run(fn: Any, *args: Any) -> list[Array]:
-    """``fn`` traced, checked, simplified and evaluated in NumPy."""
-    program = make_ir(fn)(*args)
-    check(program)
-    return evaluate(simplify(program, checked=True), tree.leaves(args))
-
-
-def of(program: Program) -> Any:
-    """The program as a function of its parameters."""
-    return lambda *xs: apply_program(program, xs)
-
-
-def noise(avals: Any, seed: int) -> list[Array]:
-    rng = np.random.default_rng(seed)
-    return [np.asarray(rng.uniform(-1, 1, a.shape)).astype(a.dtype) for a in avals]
-
-
-def assert_near(got: Any, want: Any, rtol: float, scale: float) -> None:
-    np.testing.assert_allclose(got, want, rtol, rtol * max(scale, 1.0))
-
-
 @settings(max_examples=20)
 @given(program=smooth, seed=seeds)
 def test_pullback_is_the_adjoint_of_the_pushforward(program: Program, seed: int) -> None:
-    xs, dxs = arrays_of(program, seed), noise(program.in_avals, seed + 1)
-    cts = noise(program.out_avals, seed + 2)
-
-    def both(xs: Any, dxs: Any, cts: Any) -> Any:
-        _, dys = jvp(of(program), xs, dxs)
-        _, pullback = vjp(of(program), *xs)
-        return dys, pullback(cts)
-
-    made = run(both, xs, dxs, cts)
-    dys, back = made[: len(cts)], made[len(cts) :]
-    ahead = [float(np.vdot(c, d)) for c, d in zip(cts, dys, strict=True)]
-    behind = [float(np.vdot(b, d)) for b, d in zip(back, dxs, strict=True)]
-    scale = sum(float(np.abs(c * d).sum()) for c, d in zip(cts, dys, strict=True))
-    scale += sum(float(np.abs(c * d).sum()) for c, d in zip(back, dxs, strict=True))
-    assert_near(sum(behind), sum(ahead), 1e-10, scale)
-
-
-def moved(xs: list[Array], dxs: list[Array], by: float) -> list[Array]:
-    return [x + by * d for x, d in zip(xs, dxs, strict=True)]
+    assert_pullback_is_adjoint(program, seed)
 
 
 @settings(max_examples=20)
 @given(program=smooth, seed=seeds)
 def test_pushforward_agrees_with_differences(program: Program, seed: int) -> None:
-    xs, dxs = arrays_of(program, seed), noise(program.in_avals, seed + 1)
-    dys = run(lambda x, d: jvp(of(program), x, d)[1], xs, dxs)
-    ahead, behind = (evaluate(program, moved(xs, dxs, s)) for s in (STEP, -STEP))
-    for dy, a, b in zip(dys, ahead, behind, strict=True):
-        scale = max(np.abs(a).max(initial=0), np.abs(dy).max(initial=0))
-        assert_near((a - b) / (2 * STEP), dy, 1e-4, float(scale))
+    assert_pushforward_is_difference(program, seed)
 
 
 @settings(max_examples=12)
