@@ -177,6 +177,34 @@ def test_branches_and_loops_write_refs_of_outside(device: str):
             np.testing.assert_array_equal(ref[2], a[2])
 
 
+@pytest.mark.parametrize("donated", [(), (1,)])
+def test_linearizing_a_loop_computes_its_writes_again_in_memory_of_its_own(
+    donated: Any, device: str
+):
+    """What is written does not move: the loop of results and that of tangents both need it."""
+
+    def fn(x: Any, start: Any) -> Any:
+        ref = vj.Ref(start)
+
+        def turn(c: Any) -> Any:
+            i, y = c
+            ref[i] = ref[i] + 1
+            return i + 1, y * ref[i]
+
+        y = lax.while_loop(lambda c: c[0] < 3, turn, (0, x))[1]
+        return y, ref[...]
+
+    def run(x: Any, start: Any) -> Any:
+        outs, pushed = vj.linearize(lambda x: fn(x, start), x)
+        return outs, pushed(1.0)[0], pushed(2.0)[0]
+
+    with vj.default_device(device):
+        start = jnp.arange(4, dtype=jnp.float32)
+        (y, written), once, twice = vj.jit(run, donate_argnums=donated)(5.0, start)
+    np.testing.assert_array_equal(written, [1, 2, 3, 3])
+    assert (float(y), float(once), float(twice)) == (30, 6, 12)
+
+
 def test_bodies_nest():
     ref = zeros(3, 4)
 

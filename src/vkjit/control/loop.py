@@ -142,7 +142,8 @@ class While(Primitive):
         """Carries that do not move have a loop of their own.
 
         The linear loop computes them again: keeping their values of every turn would need memory
-        for a number of turns that nobody knows.
+        for a number of turns that nobody knows. Writes among that are sound, since either loop
+        starts from the first carries and writes into memory of its own.
         """
         tests, constants, flags = map(list, self._parted(moving))
         while True:
