@@ -6,7 +6,7 @@ All numbers are those of static plans (`Lowered.memory`); none is a rule of thum
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -28,7 +28,6 @@ from .step import TrainState, compile_step, zero_totals
 
 NAME = "memory.json"
 _LEAST_CONTEXT = 16
-_ROW_STEP = 64  # targets of a window come in multiples of this, as in `WindowSet.capacity`
 _CHUNKS = (4096, 1024)  # vocabulary entries of a block of logits that are tried
 
 
@@ -224,19 +223,49 @@ def require(config: RunConfig, found: Need, there: Room, plan: Plan) -> None:
             'setting of the step changes: use model.weights = "packed", a smaller lora.rank or a '
             "smaller model"
         )
-    tried = 0
-    for changes in _candidates(config):
-        tried += 1
+
+    def peak_of(changes: Mapping[str, Any]) -> int:
         changed = plan.step(with_changes(config, changes)).memory()
         context = changed.inputs + changed.outputs - plan.kept
-        peak = replace(found, activations=changed.temporaries, context=max(context, 0)).peak
-        if peak <= there.bytes:
-            named = ", ".join(f"{key} = {_toml(value)}" for key, value in changes.items())
-            raise ConfigError(f"{what}; set {named}: that needs {_mib(peak)}")
-    raise ConfigError(
-        f"{what}; none of {tried} changes of train.recompute, train.micro_batch, data.context and "
-        "loss.vocab_chunk fits: use a smaller lora.rank or a smaller model"
-    )
+        return replace(found, activations=changed.temporaries, context=max(context, 0)).peak
+
+    fitting = smallest_change(config, peak_of, found.peak, there.bytes)
+    if fitting is None:
+        raise ConfigError(
+            f"{what}; no change of train.recompute, train.micro_batch, data.context and "
+            "loss.vocab_chunk fits: use a smaller lora.rank or a smaller model"
+        )
+    changes, peak = fitting
+    named = ", ".join(f"{key} = {_toml(value)}" for key, value in changes.items())
+    raise ConfigError(f"{what}; set {named}: that needs {_mib(peak)}")
+
+
+def smallest_change(
+    config: RunConfig, peak_of: Callable[[Mapping[str, Any]], int], now: int, limit: int
+) -> tuple[dict[str, Any], int] | None:
+    """The first change under which a run fits, and its peak; None where none does.
+
+    Tried are, in this order: computing activations again; smaller micro-batches, more of them;
+    both; shorter windows; smaller blocks of logits.
+
+    Args:
+        config: The run.
+        peak_of: Plans the run with other values at dotted keys.
+        now: Its peak without a change.
+        limit: The largest peak that fits.
+    """
+    recompute: dict[str, Any] = {}
+    if not config.train.recompute:
+        changes = {"train.recompute": True}
+        peak = peak_of(changes)
+        if peak <= limit:
+            return changes, peak
+        recompute = changes if peak < now else {}  # a model of few layers gains nothing by it
+    for changes in _candidates(config, recompute):
+        peak = peak_of(changes)
+        if peak <= limit:
+            return changes, peak
+    return None
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
@@ -248,12 +277,9 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     return RunConfig.model_validate(content)
 
 
-def _candidates(config: RunConfig) -> Iterator[dict[str, Any]]:
-    """Changes from the smallest: to time, to the portions of a step, to the data, to the loss."""
+def _candidates(config: RunConfig, recompute: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Changes to the portions of a step, to the data, to the loss; also with ``recompute``."""
     train = config.train
-    recompute: dict[str, Any] = {} if train.recompute else {"train.recompute": True}
-    if recompute:
-        yield recompute
     sizes = [n for n in range(train.micro_batch - 1, 0, -1) if train.micro_batch % n == 0]
     portions = [
         {
@@ -275,11 +301,12 @@ def _candidates(config: RunConfig) -> Iterator[dict[str, Any]]:
 
 
 def _batch_like(windows: WindowSet, size: int, context: int) -> Batch:
-    """Shapes of a batch of ``size`` windows of ``context`` tokens, with as dense targets."""
-    whole = windows.windows.input_ids.shape[1]
-    targets = windows.capacity
-    if context < whole:
-        targets = min(context, -(-targets * context // whole // _ROW_STEP) * _ROW_STEP)
+    """Shapes of a batch of ``size`` windows.
+
+    Shorter ones are packed anew, so that their targets are not known: they get room for as many as
+    the longer ones have, which is the most that they can need.
+    """
+    targets = min(context, windows.capacity)
     tokens = vj.ShapeDtypeStruct((size, context), "int32")
     places = vj.ShapeDtypeStruct((size * targets,), "int32")
     return Batch(tokens, tokens, tokens, tokens, places, places)
