@@ -277,5 +277,6 @@ class VulkanLoaded(Loaded):
     def _dropped(self) -> list[Recording | Driver]:
         """All recordings, which belong to the plan no more."""
         dropped = [*self._ring, *self._drivers, *self._timed]
-        self._ring, self._drivers, self._timed = deque[Recording](), [], []
+        for held in (self._ring, self._drivers, self._timed):
+            held.clear()  # names no global: at the interpreter's end they are gone
         return dropped
