@@ -127,6 +127,32 @@ def test_eager_functions_read_it() -> None:
     np.testing.assert_allclose(lax.dot_general(x, w, numbers), x @ values.T, rtol=1e-5, atol=1e-4)
 
 
+def as_given(x: Any) -> Any:
+    return x
+
+
+@pytest.mark.parametrize("where", [as_given, vj.device_put])
+def test_arrays_of_blocks_stay_blocks(where: Callable[[Any], Any]) -> None:
+    held, row = golden().blocks, golden().blocks[:1]
+    kind = blocks.Q4_K.dtype
+    wanted = np.asarray(held)
+    for made in (jnp.asarray(where(held)), jnp.array(where(held), kind)):
+        assert np.asarray(made).tobytes() == wanted.tobytes()
+        assert made.dtype == kind
+    stacked = jnp.asarray([where(row), where(row)])
+    assert stacked.shape == (2, 1, 2)
+    assert np.asarray(stacked)[1].tobytes() == np.asarray(row).tobytes()
+    assert np.asarray(jnp.asarray(where(held)[2, 1])).tobytes() == wanted[2, 1].tobytes()
+
+
+def test_a_shape_and_dtype_stand_for_blocks() -> None:
+    given = vj.ShapeDtypeStruct((3, 2), blocks.Q4_K.dtype)
+    made = vj.eval_shape(quant.dequantize, given)
+    assert (made.shape, made.dtype) == ((3, 512), jnp.float32)
+    assert quant.QuantizedArray(given).nbytes == golden().nbytes
+    assert "q4_k[3,2]" in vj.jit(quant.dequantize).lower(given).as_text()
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 ARITHMETIC: dict[str, Callable[[Any], Any]] = {
@@ -141,6 +167,10 @@ ARITHMETIC: dict[str, Callable[[Any], Any]] = {
     "cumsum": jnp.cumsum,
     "argsort": jnp.sort,
     "pad": lambda x: jnp.pad(x, 1),
+    "array": lambda x: jnp.asarray(x, jnp.float32),
+    "isnan": jnp.isnan,
+    "any": jnp.any,
+    "at.set": lambda x: x.at[0].set(x[1]),
 }
 
 
@@ -152,6 +182,11 @@ def test_nothing_computes_with_blocks(name: str, compiled: bool) -> None:  # noq
     with pytest.raises(DTypeError, match=r"q4_k\[3,2\]|q4_k\[6\]|q4_k is|q4_k, ") as caught:
         (vj.jit(fn) if compiled else fn)(held)
     assert "quantize" in str(caught.value)
+
+
+def test_blocks_of_numpy_are_not_cast() -> None:
+    with pytest.raises(DTypeError, match=r"array: operands q4_k\[3,2\]; .*quant.dequantize"):
+        jnp.asarray(np.asarray(golden().blocks), "float32")
 
 
 def test_blocks_have_no_gradient() -> None:

@@ -137,7 +137,7 @@ def promoted(name: str, *operands: ArrayLike) -> list[Value]:
     first = avals[0]
     if all(a.dtype == first.dtype and not a.weak for a in avals):
         return [cast(x, first.dtype) for x in operands]
-    _refuse_blocks(name, avals)
+    refuse_blocks(name, *avals)
     dtype, weak = dtypes.promote(*[(a.dtype, a.weak) for a in avals])
     return [_fit(x, a, dtype, weak=weak) for x, a in zip(operands, avals, strict=True)]
 
@@ -155,7 +155,12 @@ def beside(*operands: ArrayLike) -> list[Value]:
     return [x.dequantize(dtype) if isinstance(x, Packed) else x for x in operands]
 
 
-def _refuse_blocks(name: str, avals: Sequence[Aval]) -> None:
+def refuse_blocks(name: str, *avals: Aval) -> None:
+    """Refuses operands whose elements are blocks.
+
+    Raises:
+        DTypeError: one is; the message says what reads its numbers.
+    """
     if any(a.block is not None for a in avals):
         raise DTypeError(
             f"{name}: operands {', '.join(map(str, avals))}; blocks hold packed numbers, which "
@@ -172,7 +177,7 @@ def _fit(x: Value, of: Aval, dtype: DType, *, weak: bool) -> Value:
 def inexact(name: str, *operands: ArrayLike) -> list[Value]:
     """As ``promoted``, with integers and booleans taken to the default float."""
     avals = [operand_aval(name, x) for x in operands]
-    _refuse_blocks(name, avals)
+    refuse_blocks(name, *avals)
     dtype, weak = dtypes.promote(*[(a.dtype, a.weak) for a in avals])
     if not dtypes.is_float(dtype):
         dtype = dtypes.default_float()

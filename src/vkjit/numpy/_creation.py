@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vkjit import dtypes
+from vkjit.blocks import block_of
 from vkjit.errors import ArgumentError, ShapeError
 from vkjit.ir.primitive import Value
 from vkjit.numpy._core import (
@@ -25,6 +26,7 @@ from vkjit.numpy._core import (
     lift,
     operand_aval,
     promoted,
+    refuse_blocks,
     reshaped,
     shape_of,
 )
@@ -67,15 +69,15 @@ def array(object: Any, dtype: DTypeLike = None, copy: bool = True, ndmin: int = 
 
     Args:
         object: what to convert; 64-bit data narrows to 32 bits; Python scalars stay weakly typed.
-        dtype: of the result; None: that of the data.
+        dtype: of the result; None: that of the data. Blocks stay blocks.
         copy: accepted for compatibility; arrays are immutable.
         ndmin: least number of axes; new ones stand in front.
 
     Raises:
-        DTypeError: the data has no numeric dtype.
+        DTypeError: the data has no numeric dtype; or it is blocks, and ``dtype`` is another one.
         ShapeError: nested sequences of different lengths.
     """
-    out = _converted(object, None if dtype is None else dtypes.canonical(dtype))
+    out = _converted(object, _wanted(object, dtype))
     rank = aval_of(out).ndim
     return reshaped(out, (1,) * (ndmin - rank) + aval_of(out).shape) if rank < ndmin else out
 
@@ -87,6 +89,23 @@ def asarray(a: Any, dtype: DTypeLike = None, copy: bool | None = None) -> Value:
         if of is not None:
             return lift("asarray", a)
     return array(a, dtype)
+
+
+def _wanted(data: Any, dtype: DTypeLike) -> dtypes.DType | None:
+    """The dtype to convert to, None for that of the data."""
+    if dtype is None:
+        return None
+    if _is_blocks(data):
+        if dtype is aval_of(data).dtype or dtype == aval_of(data).dtype:
+            return None
+        refuse_blocks("array", aval_of(data))
+    return dtypes.canonical(dtype)
+
+
+def _is_blocks(x: object) -> bool:
+    """Whether an array of blocks, of NumPy or here."""
+    of = x if is_numpy(x) else getattr(x, "aval", None)
+    return of is not None and block_of(of.dtype) is not None
 
 
 def _converted(data: Any, dtype: dtypes.DType | None) -> Value:
@@ -116,7 +135,7 @@ def _numpy(data: np.ndarray[Any, Any], dtype: dtypes.DType | None) -> np.ndarray
 
 def _from_sequence(data: Sequence[Any], dtype: dtypes.DType | None) -> Value:
     leaves = list(_leaves(data))
-    if any(hasattr(leaf, "aval") for leaf in leaves):
+    if any(hasattr(leaf, "aval") or _is_blocks(leaf) for leaf in leaves):
         parts = [_converted(part, None) for part in data]
         out = stack(promoted("array", *parts))
         return out if dtype is None else cast(out, dtype)
@@ -139,7 +158,7 @@ def _leaves(data: Any) -> Iterator[Any]:
     if is_sequence(data):
         for part in data:
             yield from _leaves(part)
-    elif is_numpy(data) and data.ndim:
+    elif is_numpy(data) and data.ndim and not _is_blocks(data):
         yield data.dtype.type(0)
     else:
         yield data

@@ -23,6 +23,7 @@ from vkjit.numpy._core import (
     limits_of,
     operand_aval,
     promoted,
+    refuse_blocks,
 )
 from vkjit.numpy._elementwise import abs as abs_
 from vkjit.numpy._elementwise import pair, sign_bit
@@ -101,6 +102,7 @@ def greater_equal(x: ArrayLike, y: ArrayLike, /) -> Value:
 def truth(name: str, x: ArrayLike) -> Value:
     """The operand as booleans: whether it differs from 0."""
     of = operand_aval(name, x)
+    refuse_blocks(name, of)
     return lift(name, x) if of.dtype == dtypes.bool_ else compare.ne(x, of.dtype.type(0))
 
 
@@ -311,6 +313,7 @@ def _floating_test(
     name: str, x: ArrayLike, test: Callable[[Value], Value], *, otherwise: bool = False
 ) -> Value:
     of = operand_aval(name, x)
+    refuse_blocks(name, of)
     if not dtypes.is_float(of.dtype):
         return full(of.shape, np.bool_(otherwise))
     return test(lift(name, x))

@@ -21,6 +21,7 @@ from vkjit.numpy._core import (
     cast,
     lift,
     operand_aval,
+    refuse_blocks,
     reshaped,
 )
 from vkjit.numpy._elementwise import add, maximum, minimum, multiply, remainder
@@ -116,6 +117,7 @@ def update(  # noqa: PLR0913  what, where, with what, how, and two promises
         wrap: negative indices count from the end; else they are out of range.
     """
     of, outside = operand_aval("at", x), _mode(f"at.{how}", mode)
+    refuse_blocks(f"at.{how}", of)
     x, steps = lift("at", x), parse(of, index, strict=outside is None, wrap=wrap)
     at = _layout(steps)
     values = cast(lift("at", values), of.dtype)
