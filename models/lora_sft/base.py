@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from vkjit_models.common.tokenizer import Tokenizer
 from vkjit_models.llama.model import LlamaSpec
 
 SMOLLM2 = "smollm2"
+_HEAD, _SAMPLE, _SAMPLES = 2**20, 2**16, 64  # bytes, bytes, count: of a fingerprint
 
 
 @final
@@ -121,6 +123,7 @@ class BaseModel:
         tokenizer: From the same file.
         receipt: What loading it cost.
         dtype: Of the states between layers, see `LlamaSpec`.
+        fingerprint: Tells whether two files are the same, see `fingerprint`.
     """
 
     name: str
@@ -129,6 +132,7 @@ class BaseModel:
     tokenizer: Tokenizer
     receipt: Receipt
     dtype: str = "float32"
+    fingerprint: str = ""
 
     @property
     def spec(self) -> LlamaSpec:
@@ -157,7 +161,22 @@ def load_base(path: str, weights: WeightFormat = "packed", dtype: str = "float32
     tokenizer, hyper = Tokenizer(file), llama_hyper(file)
     params, receipt = upload(llama_weights(file, hyper, weights))
     whole = Receipt(weights, file.path.stat().st_size, receipt)
-    return BaseModel(path, hyper, params, tokenizer, whole, dtype)
+    return BaseModel(path, hyper, params, tokenizer, whole, dtype, fingerprint(file.path))
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 of a file's size, its first MiB and 64 samples of 64 KiB spread over it.
+
+    Weights that differ do so nearly everywhere: a few MiB tell models apart without reading all.
+    """
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_HEAD))
+        for i in range(_SAMPLES):
+            file.seek(size * i // _SAMPLES)
+            digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()
 
 
 def upload(weights: Iterable[HostWeight]) -> tuple[dict[str, Any], tuple[ReceiptRow, ...]]:

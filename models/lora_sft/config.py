@@ -236,8 +236,8 @@ class TrainSection(_Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
     eval_every: int = Field(default=0, ge=0)
     """Steps between evaluations; 0: only before the first step and after the last."""
-    checkpoint_every: int = Field(default=0, ge=0)
-    """Steps between checkpoints; 0: only after the last step or when interrupted."""
+    checkpoint_every: int = Field(default=100, ge=0)
+    """Steps between checkpoints, which is what a killed run repeats; 0: none but the last one."""
 
 
 @final
@@ -346,7 +346,7 @@ def load_config(path: Path, *, steps: int | None = None) -> RunConfig:
             nearest valid one) or a value outside its domain.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(
             f"config: cannot read {path}: {error.strerror}; check the path"

@@ -47,6 +47,7 @@ class Parts:
         store: Where checkpoints go.
         console: Where alarms are printed.
         device: Name of the device that computes.
+        model: Fingerprint of the base model's file, which checkpoints record.
         probe: The records that are followed, in windows of their own; None: none.
         predicted_bytes: Arrays that a step holds, known before it ran.
     """
@@ -60,6 +61,7 @@ class Parts:
     store: CheckpointStore
     console: Console
     device: str
+    model: str
     probe: WindowSet | None
     predicted_bytes: int
 
@@ -265,6 +267,7 @@ class Loop:
 
     def _stored(self) -> dict[str, Any]:
         return {
+            "model": self._parts.model,
             "divergence": self._guard.stored(),
             "windows": self._first.stored(),
             "probe": self._probe.stored() if self._probe else None,

@@ -117,13 +117,19 @@ def _writing(command: str, out: Path) -> Generator[None]:
 
 
 def _base_of(adapter: Path, model: str | None) -> Path:
+    if not adapter.exists():
+        raise DataError(
+            f"export: {adapter} does not exist, expected a folder in PEFT's layout or a GGUF file; "
+            "check the path"
+        )
     name = model
     if name is None and adapter.is_dir():
         name = load_adapter(adapter)[0].base_model_name_or_path
     path = None if name is None else find_smollm2() if name == SMOLLM2 else Path(name)
     if path is None or (model is None and not path.is_file()):
+        named = "no base model" if name is None else f"{name!r} as its base model, which is no file"
         raise ConfigError(
-            f"export: {adapter} names {name!r} as its base model and no --model was given, "
+            f"export: {adapter} names {named}, and no --model was given, "
             "expected a GGUF file: its heads decide the order of rows; pass --model"
         )
     return path

@@ -221,6 +221,11 @@ class _Run:
         found = self._store.load()
         if found is None:
             return self._initial, 0, {}
+        if found.state.get("model", self._base.fingerprint) != self._base.fingerprint:
+            raise ConfigError(
+                f"resume: {self._base.name} is not the file that {found.path} was trained on, "
+                "expected the same weights; restore the file or use another output.folder"
+            )
         last = self._config.train.steps
         what = f"resuming after step {found.step} of {last}"
         if found.step >= last:
@@ -308,7 +313,7 @@ class _Run:
         """The loop that goes on from ``state``."""
         parts = Parts(
             self._config, self._data, self._step, self._evaluator, self._off, self._watch,
-            self._store, self._console, self._device,
+            self._store, self._console, self._device, self._base.fingerprint,
             self._probe, self._costs.predicted_bytes if self._costs else 0,
         )  # fmt: skip
         if step:

@@ -14,6 +14,7 @@ from vkjit_models.lora_sft.alarms import outcome
 from vkjit_models.lora_sft.evaluate import HeldOut
 from vkjit_models.lora_sft.movement import Movement, TensorState
 
+from .conftest import GGUF
 from .runs import changed, run
 
 
@@ -46,3 +47,21 @@ def test_a_finished_run_whose_held_out_loss_is_no_number_is_told() -> None:
     (found,) = outcome(moved, off, on, 1e-4)
     assert (found.kind, found.level) == ("not finite", "error")
     assert "lower optimizer.learning_rate" in found.message
+
+
+def test_a_run_does_not_go_on_from_another_file_of_the_same_name(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    content = bytearray(GGUF.read_bytes())
+    path.write_bytes(content)
+    quick = {
+        "model": {"path": str(path)},
+        "train": {"steps": 2, "eval_every": 0},
+        "output": {"plot": False, "sample_tokens": 0},
+    }
+    run(changed(settings, **quick), stop_after=1)
+    content[-100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"model\.gguf is not the file that .* was trained on"):
+        run(changed(settings, **quick), resume=True)
