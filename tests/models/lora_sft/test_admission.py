@@ -37,6 +37,38 @@ result = train(load_config(Path(sys.argv[1])), console=Console(file=io.StringIO(
 print(json.dumps([result.costs.predicted_bytes, result.costs.device_bytes]))
 """
 
+GROWTH = """
+import io, json, re, resource, sys
+from pathlib import Path
+import numpy as np
+import vkjit.numpy as jnp
+from vkjit_models.lora_sft.base import load_base
+from vkjit_models.lora_sft.config import load_config
+from vkjit_models.lora_sft.data import load_data
+from vkjit_models.lora_sft.start import start_adapters
+from vkjit_models.lora_sft.step import compile_step, initial_state
+from vkjit_models.llama.lora import plan_adapters
+from vkjit import random
+
+config = load_config(Path(sys.argv[1]))
+base = load_base(config.model.path)
+windows = load_data(config.data, base.tokenizer, 0).train
+plan = plan_adapters(base.hyper, config.lora.spec)
+adapters = start_adapters(plan, base.hyper, base.params, random.PRNGKey(0), None)
+spec = plan.llama_spec(base.hyper)
+state, step = initial_state(spec, config, adapters), compile_step(spec, base.params, config)
+batch = windows.batch([i % len(windows) for i in range(config.train.micro_batch)])
+totals, place = step.zero(adapters, state.loss_scale), jnp.zeros(2, jnp.int32)
+lowered = step.accumulate.compile(adapters, totals, batch, place, None)
+status = Path("/proc/self/status").read_text()
+before = int(re.search(r"VmRSS:\\s+(\\d+)", status)[1])
+for _ in range(2):
+    totals, losses = step.accumulate(adapters, totals, batch, place, None)
+np.asarray(losses)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps([lowered.memory().temporaries, 1024 * (after - before)]))
+"""
+
 
 def planned(config: RunConfig) -> str:
     output = io.StringIO()
@@ -148,7 +180,7 @@ def test_the_command_prints_the_plan_or_exits_with_2(conversations: Path, tmp_pa
     assert "expected at most 10.0 MiB (memory.limit_mib); set train." in refused.stderr
 
 
-def toml(conversations: Path, folder: Path) -> str:
+def toml(conversations: Path, folder: Path, micro_batch: int = 6) -> str:
     return f"""
 [model]
 path = "{GGUF}"
@@ -160,7 +192,7 @@ held_out = 0.3
 rank = 2
 [train]
 steps = 2
-micro_batch = 6
+micro_batch = {micro_batch}
 [output]
 folder = "{folder / "run"}"
 sample_tokens = 0
@@ -173,14 +205,28 @@ def test_what_is_predicted_is_what_is_measured(
 ) -> None:
     if device == "reference" or "+" in device:
         pytest.skip("minutes in the interpreter; descriptors hold the same arrays")
-    path = tmp_path / "run.toml"
-    path.write_text(toml(conversations, tmp_path))
+    predicted, measured = in_process(MEASURE, device, tmp_path, toml(conversations, tmp_path))
+    assert predicted == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the resident size is read from /proc")
+def test_the_process_grows_by_what_is_predicted(conversations: Path, tmp_path: Path) -> None:
+    text = toml(conversations, tmp_path, 96)
+    predicted, grown = in_process(GROWTH, "cpu", tmp_path, text)
+    assert predicted > 200 * 2**20
+    assert grown == pytest.approx(predicted, rel=0.03)
+
+
+def in_process(program: str, device: str, folder: Path, config: str) -> tuple[int, int]:
+    """What a program prints as a list of two numbers, in a process of its own."""
+    path = folder / "run.toml"
+    path.write_text(config)
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(path)],
+        [sys.executable, "-c", program, str(path)],
         env={**os.environ, "VKJIT_DEVICE": device}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    predicted, measured = json.loads(done.stdout)
-    assert predicted == pytest.approx(measured, rel=0.05)
+    first, second = json.loads(done.stdout)
+    return first, second
 
 
 def test_a_device_tells_what_it_has() -> None:
