@@ -24,7 +24,8 @@ class Shared:
     """Makes each thing once and hands it out again.
 
     One model and one data set are kept, the newest: a run that needs another one replaces it, and
-    the programs of a model go with it.
+    the programs of a model go with it. What runs add to its weights (`with_row_squares`) follows
+    from them, so programs are told apart by its names.
     """
 
     def __init__(self) -> None:
@@ -55,14 +56,14 @@ class Shared:
 
     def step(self, spec: LlamaSpec, params: Params, config: RunConfig) -> StepFunctions:
         """The step of ``config``, compiled before where a run of this process needed the same."""
-        key = repr((spec, _traced(config)))
+        key = repr((spec, sorted(params), _traced(config)))
         if key not in self._steps:
             self._steps[key] = compile_step(spec, params, config)
         return replace(self._steps[key], rates=rates_of(config.optimizer))
 
     def evaluator(self, spec: LlamaSpec, params: Params, capacity: int) -> Evaluator:
         """The evaluation of a model with adapters of one scale and placement."""
-        key = repr((spec, capacity))
+        key = repr((spec, sorted(params), capacity))
         if key not in self._evaluators:
             self._evaluators[key] = Evaluator(spec, params, capacity)
         return self._evaluators[key]
