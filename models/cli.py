@@ -136,11 +136,14 @@ def sweep(
     ] = None,
 ) -> None:
     """Run a training for each combination of values, and say which factor caused what."""
+    from vkjit_models.common.lock import sole_user  # noqa: PLC0415  slow import
     from vkjit_models.lora_sft.sweep import sweep as run  # noqa: PLC0415  slow import
     from vkjit_models.lora_sft.sweep_config import load_sweep  # noqa: PLC0415  slow import
 
-    console = Console(soft_wrap=True)
-    if run(load_sweep(config, steps=steps), console, overwrite=overwrite).interrupted:
+    chosen = load_sweep(config, steps=steps)
+    with sole_user(chosen.folder):
+        result = run(chosen, Console(soft_wrap=True), overwrite=overwrite)
+    if result.interrupted:
         raise typer.Exit(INTERRUPTED)
 
 

@@ -69,8 +69,9 @@ def write_report(folder: Path) -> Path:
     ]
     title = html.escape(folder.resolve().name)
     page = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n{''.join(sections)}</body></html>\n"
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>{_STYLE}</style></head>\n<body>\n{''.join(sections)}</body></html>\n"
     )
     path = folder / REPORT
     write_atomic(path, page.encode())
@@ -304,7 +305,8 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -
     """A table whose first ``text`` columns hold text and whose others hold numbers."""
     kinds = ["" if i < text else ' class="n"' for i in range(len(heads))]
     head = "".join(
-        f"<th{kind}>{html.escape(one)}</th>" for kind, one in zip(kinds, heads, strict=True)
+        f'<th scope="col"{kind}>{html.escape(one)}</th>'
+        for kind, one in zip(kinds, heads, strict=True)
     )
     body = "".join(
         "<tr>"
