@@ -31,9 +31,11 @@ class Stop:
 class DivergenceGuard:
     """Follows the loss of each step.
 
-    The best loss is the least mean of ``smoothing`` steps in a row (of fewer at the start). A step
-    counts against the run where its own loss is above ``factor`` times that and above ``floor``;
-    ``patience`` of them in a row end it, as do ``non_finite`` steps in a row that were skipped.
+    The best loss is the least mean of ``smoothing`` steps in a row. Before there are as many it is
+    the held-out loss of the untrained model, or without one the largest loss seen: windows differ,
+    and one that starts easy makes no level. A step counts against the run where its own loss is
+    above ``factor`` times the best and above ``floor``; ``patience`` of them in a row end it, as do
+    ``non_finite`` steps in a row that were skipped.
     """
 
     def __init__(self, section: StopSection, stored: Mapping[str, Any] | None = None) -> None:
@@ -46,8 +48,13 @@ class DivergenceGuard:
 
     @property
     def best(self) -> float:
-        """The least smoothed loss so far; infinity before the first step."""
-        return self._best
+        """What losses are compared with; infinity before the first step."""
+        return self._best if math.isfinite(self._best) else max(self._recent, default=math.inf)
+
+    def expect(self, loss: float) -> None:
+        """Takes the held-out loss of the untrained model as the best so far."""
+        if math.isfinite(loss):
+            self._best = min(self._best, loss)
 
     def see(self, step: int, loss: float, *, skipped: bool) -> Stop | None:
         """Takes the loss of a step; says why the run should end, if it should."""
@@ -59,16 +66,18 @@ class DivergenceGuard:
             ))  # fmt: skip
         if self._bad:
             return None
-        limit = max(self._section.factor * self._best, self._section.floor)
+        best = self.best
+        limit = max(self._section.factor * best, self._section.floor)
         self._high = self._high + 1 if self._section.factor and loss > limit else 0
         if self._high >= self._section.patience:
             return Stop("diverged", step, (
                 f"the loss was above {self._section.factor:g} times the best smoothed one "
-                f"({self._best:.4f}) in the {self._high} steps up to {step}, last {loss:.4f}; "
+                f"({best:.4f}) in the {self._high} steps up to {step}, last {loss:.4f}; "
                 "lower optimizer.learning_rate, or raise stop.factor if the data are that uneven"
             ))  # fmt: skip
         self._recent.append(loss)
-        self._best = min(self._best, math.fsum(self._recent) / len(self._recent))
+        if len(self._recent) == self._section.smoothing:
+            self._best = min(self._best, math.fsum(self._recent) / len(self._recent))
         return None
 
     def stored(self) -> dict[str, Any]:

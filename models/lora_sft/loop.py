@@ -114,6 +114,7 @@ class Loop:
         """Steps until ``last``, a reason to stop, or an interrupt; leaves a checkpoint."""
         if not self.step:
             self._observe()
+            self._guard.expect(self.off().loss)
             self.alarm(*alarms.few_targets(self.off(), self._parts.config.log.few_targets))
         while self.step < last and self.stop is None and not interrupted():
             row, tally = self._advance()

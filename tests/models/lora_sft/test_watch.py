@@ -42,6 +42,15 @@ def test_a_run_stops_after_patience_steps_above_factor_times_the_best() -> None:
     assert first_stop([*good, *[4.0] * 9], section) is None
 
 
+def test_a_run_that_starts_with_an_easy_window_has_not_diverged() -> None:
+    uneven = [1.42, *[2.7, 2.9, 3.1, 3.5, 3.6] * 4]
+    assert first_stop(uneven, StopSection(factor=2.0)) is None
+    guard = DivergenceGuard(StopSection(factor=2.0, patience=3))
+    guard.expect(2.7)
+    stops = [guard.see(i, loss, skipped=False) for i, loss in enumerate([1.42, 2.7, 9, 12, 15], 1)]
+    assert [stop.step for stop in stops if stop is not None] == [5]
+
+
 def test_small_losses_and_a_factor_of_zero_never_stop() -> None:
     assert first_stop([0.1, 0.01, *[0.4] * 20], StopSection(patience=2)) is None
     assert first_stop([1.0, *[1e9] * 20], StopSection(factor=0.0, patience=2)) is None
