@@ -7,6 +7,7 @@ The folder holds ``runs/NAME`` with everything that a run of its own leaves, and
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from vkjit_models.common.atomic import write_atomic
 from vkjit_models.common.steplog import json_text
 
 from .alarms import AlarmError
+from .config import parse_config
 from .shared import Shared
 from .sweep_config import SweepConfig, SweepRun
 from .sweep_outcome import Outcome, csv_text, is_done, read_outcome
@@ -42,6 +44,7 @@ class SweepResult:
         outcomes: Of all runs, in order.
         verdict: Which factor caused what.
         interrupted: It was stopped from outside; the same command goes on.
+        failed: No run could be made.
     """
 
     def __init__(self, outcomes: Sequence[Outcome], verdict: Verdict, stopped: str) -> None:
@@ -49,6 +52,7 @@ class SweepResult:
         self.outcomes = tuple(outcomes)
         self.verdict = verdict
         self.interrupted = bool(stopped)
+        self.failed = all(one.status == "failed" for one in outcomes)
 
 
 def sweep(config: SweepConfig, console: Console, *, overwrite: bool = False) -> SweepResult:
@@ -62,11 +66,13 @@ def sweep(config: SweepConfig, console: Console, *, overwrite: bool = False) -> 
         overwrite: Begin anew: the folder's runs are deleted.
 
     Raises:
-        ConfigError: A run's folder holds a run with other settings.
-        DataError: Model or data cannot be read.
+        ConfigError: A run's folder holds a run with other settings. Whatever else a run raises is
+            noted as its failure, and the others go on.
     """
     if overwrite:
         shutil.rmtree(config.folder / "runs", ignore_errors=True)
+    for run in config.runs:
+        _check_folder(run)
     shared, notes, stopped = Shared(), dict[str, str](), ""
     began, seconds = time.perf_counter(), dict[str, float]()
     with _progress(console, len(config.runs)) as bar:
@@ -95,6 +101,28 @@ def sweep(config: SweepConfig, console: Console, *, overwrite: bool = False) -> 
     return SweepResult(outcomes, verdict, stopped)
 
 
+def _check_folder(run: SweepRun) -> None:
+    """Refuses a folder whose run had other settings.
+
+    Raises:
+        ConfigError: It has a checkpoint or a result of another config.
+    """
+    folder = run.config.output.folder
+    config = folder / "config.json"
+    begun = any((folder / "checkpoints").glob("*")) or (folder / "result.json").exists()
+    if not (begun and config.exists()):
+        return
+    before = parse_config(json.loads(config.read_text(encoding="utf-8")), str(config)).identity()
+    now = run.config.identity()
+    if before != now:
+        sections = [name for name in now if before.get(name) != now[name]]
+        raise ConfigError(
+            f"sweep: {folder} holds a run with checkpoints of other settings in "
+            f"{', '.join(sections)}, expected the same; pass --overwrite to begin the sweep anew, "
+            "or set another sweep.folder"
+        )
+
+
 def _make(run: SweepRun, shared: Shared, notes: dict[str, str], bar: Progress) -> str:
     """Makes one run; the name of the run where it was interrupted."""
     folder = run.config.output.folder
@@ -102,14 +130,10 @@ def _make(run: SweepRun, shared: Shared, notes: dict[str, str], bar: Progress) -
     with (folder / LOG).open("a", encoding="utf-8") as file:
         console = Console(file=cast("IO[str]", _Watched(file, bar)), width=100)
         try:
-            # Checks that a checkpoint is of these settings, and begins where there is none.
+            # Goes on from a checkpoint, and begins where there is none.
             result = train(run.config, resume=True, console=console, shared=shared)
         except AlarmError:
             return ""  # the run is on the disk with its alarm
-        except ConfigError as error:
-            if "checkpoint" in str(error):
-                raise
-            notes[run.name] = str(error).split("\n  at ")[0]
         except VkjitError as error:
             notes[run.name] = str(error).split("\n  at ")[0]
         else:

@@ -200,6 +200,7 @@ plot = false
 """
 
 
+@pytest.mark.slow
 def test_what_is_predicted_is_what_is_measured(
     device: str, conversations: Path, tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ def test_what_is_done_is_kept(planted: tuple[Path, SweepResult, str]) -> None:
     assert {p: p.stat().st_mtime_ns for p in (folder / "out").glob("runs/*/*")} == before
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on(conversations: Path, tmp_path: Path) -> None:
     tables = "[sweep.set]\ntrain.steps = 40\n" + GRID.replace(", 300.0", "").replace(", 0.1", "")
     path = written(tmp_path, conversations, tables)
