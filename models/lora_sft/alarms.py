@@ -62,22 +62,20 @@ def still_tensors(movement: Movement, still_steps: int) -> list[Alarm]:
     ))]  # fmt: skip
 
 
-def flat_loss(
-    what: str, movement: Movement, before: float, after: float, least: float
-) -> list[Alarm]:
-    """Adapters that moved by more than ``least`` since the measurement before, but no loss did.
+def flat_loss(what: str, moved: float, before: float, after: float, least: float) -> list[Alarm]:
+    """Adapters that moved by more than ``least`` since the evaluation before, but no loss did.
 
     Args:
         what: Which loss it is.
-        movement: Of the adapters between both evaluations.
+        moved: Of the adapters between both evaluations, as a share of their norm.
         before: The loss at the evaluation before.
         after: The loss now.
         least: Relative change above which the adapters count as moved.
     """
-    if movement.moved_since <= least or abs(after - before) >= 0.5 * 10.0**-FLAT_DECIMALS:
+    if moved <= least or abs(after - before) >= 0.5 * 10.0**-FLAT_DECIMALS:
         return []
     return [Alarm("moved, loss flat", "warning", (
-        f"the adapters moved by {movement.moved_since:.2g} of their norm, but the {what} loss is "
+        f"the adapters moved by {moved:.2g} of their norm, but the {what} loss is "
         f"the same to {FLAT_DECIMALS} decimals ({after:.{FLAT_DECIMALS}f}); check that the "
         "measured loss depends on the adapter, or raise optimizer.learning_rate"
     ))]  # fmt: skip

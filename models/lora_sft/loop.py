@@ -235,11 +235,11 @@ class Loop:
             return
         found, log = self._probe.evaluate(self.step, *self._measured()), self._parts.config.log
         self._logs.probe.append(*found.rows)
-        movement = self.movement()
-        self.alarm(*alarms.still_tensors(movement, log.still_steps))
+        self.alarm(*alarms.still_tensors(self.movement(), log.still_steps))
+        moved = self._parts.watch.moved_since("probe", self.state.adapters)
         if self._probe.last is not None:
-            what = "probe"
-            self.alarm(*alarms.flat_loss(what, movement, self._probe.last, found.loss, log.moved))
+            before = self._probe.last
+            self.alarm(*alarms.flat_loss("probe", moved, before, found.loss, log.moved))
         self._probe.last = found.loss
 
     def _evaluate(self) -> None:
@@ -249,8 +249,9 @@ class Loop:
         self.alarm(*alarms.still_tensors(movement, log.still_steps))
         self.alarm(*alarms.blind_evaluation(movement, off, on, log.moved))
         before, self._held_out_before = self._held_out_before, on.loss
+        moved = self._parts.watch.moved_since("held-out", self.state.adapters)
         if before is not None:
-            self.alarm(*alarms.flat_loss("held-out", movement, before, on.loss, log.moved))
+            self.alarm(*alarms.flat_loss("held-out", moved, before, on.loss, log.moved))
 
     def _measured(self) -> tuple[Evaluator, Adapters]:
         return self._parts.evaluator, self.state.adapters

@@ -54,14 +54,12 @@ class Movement:
         tensors: One entry each.
         still: Names of those whose checksum is the initial one.
         moved: Norm of all differences from the initial values over the norm of all tensors.
-        moved_since: The same for the differences since the measurement before.
     """
 
     step: int
     tensors: tuple[TensorState, ...]
     still: tuple[str, ...]
     moved: float
-    moved_since: float
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of ``adapters.csv``."""
@@ -72,7 +70,8 @@ class Movement:
 class AdapterWatch:
     """Compares adapters with their initial values and with those measured before.
 
-    Keeps two copies of the adapters on the host.
+    Keeps copies of the adapters on the host: the initial ones, those of the measurement before,
+    and one for each name that `moved_since` is asked with.
     """
 
     def __init__(self, initial: Adapters, frozen: Sequence[str] = ()) -> None:
@@ -88,11 +87,13 @@ class AdapterWatch:
             name for name in self._initial if any(name.startswith(f"{one}.") for one in frozen)
         }
         self._before, self._since = self._initial, 0
+        self._began, self._marks = self._initial, dict[str, Mapping[str, NDArray[Any]]]()
         self._last: Movement | None = None
 
     def resume(self, step: int, adapters: Adapters) -> None:
         """Makes the adapters after ``step`` those that the next measurement is compared with."""
         self._before, self._since = tensors_of(adapters), step
+        self._began = self._before
 
     def measure(self, step: int, adapters: Adapters) -> Movement:
         """Measures; a second time at one step it gives the first answer."""
@@ -105,16 +106,20 @@ class AdapterWatch:
             for one in states
             if one.sha256 == self._hashes[one.tensor] and one.tensor not in self._frozen
         )
-        size = _norm(now.values())
-        self._last = Movement(
-            step,
-            states,
-            still,
-            _ratio(_norm(_differences(now, self._initial)), size),
-            _ratio(_norm(_differences(now, self._before)), size),
-        )
+        self._last = Movement(step, states, still, _way(now, self._initial))
         self._before, self._since = now, step
         return self._last
+
+    def moved_since(self, what: str, adapters: Adapters) -> float:
+        """Norm of all differences since the last call with ``what``, over the norm of all tensors.
+
+        The first call compares with the adapters that this process began with. (`measure` would
+        not do: saves measure, too, so it compares with what may be one step ago.)
+        """
+        now = tensors_of(adapters)
+        before = self._marks.get(what, self._began)
+        self._marks[what] = now
+        return _way(now, before)
 
     def _state(self, name: str, value: NDArray[Any]) -> TensorState:
         norm = _norm([value])
@@ -141,10 +146,10 @@ def checksum(value: NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:_DIGITS]
 
 
-def _differences(
-    now: Mapping[str, NDArray[Any]], before: Mapping[str, NDArray[Any]]
-) -> list[NDArray[Any]]:
-    return [value - before[name] for name, value in now.items()]
+def _way(now: Mapping[str, NDArray[Any]], before: Mapping[str, NDArray[Any]]) -> float:
+    """Norm of all differences over the norm of all tensors."""
+    differences = [value - before[name] for name, value in now.items()]
+    return _ratio(_norm(differences), _norm(now.values()))
 
 
 def _norm(values: Any) -> float:

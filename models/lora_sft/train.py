@@ -22,7 +22,7 @@ import vkjit.numpy as jnp
 from vkjit import Lowered, eval_shape, random
 from vkjit.errors import ConfigError, OutOfMemoryError
 from vkjit_models.common.adapter_io import save_adapter
-from vkjit_models.common.atomic import write_atomic
+from vkjit_models.common.atomic import remove_partial, write_atomic
 from vkjit_models.common.checkpoint import CheckpointStore
 from vkjit_models.common.lock import sole_user
 from vkjit_models.common.steplog import json_text
@@ -121,6 +121,7 @@ def train(  # noqa: PLR0913  the run, then ways to run it
     console, shared = console or Console(), shared or Shared()
     last = config.train.steps if stop_after is None else min(stop_after, config.train.steps)
     with sole_user(config.output.folder):
+        remove_partial(config.output.folder)  # of a process that was killed while it wrote
         _check_folder(config, resume=resume, overwrite=overwrite)
         run = _prepared(config, shared, console)
         result = run.whole(last, overwrite=overwrite)

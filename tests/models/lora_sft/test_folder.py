@@ -42,7 +42,7 @@ def test_overwriting_deletes_nothing_before_the_new_run_can_begin(
 
 def test_a_finished_run_whose_held_out_loss_is_no_number_is_told() -> None:
     tensor = TensorState("m.A", "0", 1.0, 1.0, 1.0, 0, 1.0)
-    moved = Movement(4, (tensor,), (), 1.0, 1.0)
+    moved = Movement(4, (tensor,), (), 1.0)
     off, on = HeldOut(2.0, 10, {}), HeldOut(math.nan, 10, {})
     (found,) = outcome(moved, off, on, 1e-4)
     assert (found.kind, found.level) == ("not finite", "error")

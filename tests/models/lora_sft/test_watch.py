@@ -91,7 +91,7 @@ def test_checksums_norms_and_ratios_of_every_tensor() -> None:
     watch = AdapterWatch(adapters(1.0, 0.0))
     start = watch.measure(0, adapters(1.0, 0.0))
     assert start.still == ("m.q.A", "m.q.B")
-    assert (start.moved, start.moved_since) == (0.0, 0.0)
+    assert start.moved == 0.0
     watch.measure(5, adapters(1.0, 0.5))
     now = watch.measure(9, adapters(1.0, 0.25))
     a, b = now.tensors
@@ -103,6 +103,19 @@ def test_checksums_norms_and_ratios_of_every_tensor() -> None:
     np.testing.assert_allclose(now.moved, 0.25 / math.hypot(1.0, 0.25), rtol=1e-6)
     assert now.rows()[1]["sha256"] == checksum(np.asarray(adapters(1.0, 0.25)["m.q"].b))
     assert watch.measure(9, adapters(7.0, 7.0)) is now
+
+
+def test_saves_between_two_evaluations_do_not_hide_how_far_the_adapters_came() -> None:
+    watch = AdapterWatch(adapters(1.0, 0.0))
+    assert watch.moved_since("probe", adapters(1.0, 0.0)) == 0.0
+    for step in range(1, 9):
+        watch.measure(step, adapters(1.0, 0.125 * step))
+    far = 1.0 / math.hypot(1.0, 1.0)
+    np.testing.assert_allclose(watch.moved_since("probe", adapters(1.0, 1.0)), far, rtol=1e-6)
+    assert watch.moved_since("probe", adapters(1.0, 1.0)) == 0.0
+    np.testing.assert_allclose(watch.moved_since("held-out", adapters(1.0, 1.0)), far, rtol=1e-6)
+    watch.resume(8, adapters(1.0, 1.0))
+    assert watch.moved_since("another", adapters(1.0, 1.0)) == 0.0
 
 
 def test_a_checksum_sees_one_bit_and_no_layout() -> None:
@@ -123,7 +136,7 @@ def test_frozen_modules_may_stand_still() -> None:
 
 def movement(step: int, moved: float, still: tuple[str, ...] = (), of: int = 2) -> Movement:
     state: Any = None
-    return Movement(step, (state,) * of, still, moved, moved)
+    return Movement(step, (state,) * of, still, moved)
 
 
 def held_out(loss: float, **counts: int) -> HeldOut:
@@ -141,11 +154,11 @@ def test_a_tensor_that_did_not_move_is_an_error_after_k_steps() -> None:
 
 
 def test_losses_equal_to_four_decimals_although_the_adapters_moved() -> None:
-    (one,) = alarms.flat_loss("probe", movement(9, 0.1), 2.00004, 2.00001, 1e-4)
+    (one,) = alarms.flat_loss("probe", 0.1, 2.00004, 2.00001, 1e-4)
     assert (one.kind, one.level) == ("moved, loss flat", "warning")
     assert "probe loss is the same to 4 decimals (2.0000)" in one.message
-    assert alarms.flat_loss("probe", movement(9, 1e-5), 2.0, 2.0, 1e-4) == []
-    assert alarms.flat_loss("probe", movement(9, 0.1), 2.0, 2.0001, 1e-4) == []
+    assert alarms.flat_loss("probe", 1e-5, 2.0, 2.0, 1e-4) == []
+    assert alarms.flat_loss("probe", 0.1, 2.0, 2.0001, 1e-4) == []
 
 
 def test_an_evaluation_that_does_not_see_the_adapter_is_an_error() -> None:
