@@ -96,7 +96,9 @@ class DataSection(_Section):
     @model_validator(mode="after")
     def _one_origin(self) -> DataSection:
         if self.source is not None and self.jsonl is not None:
-            raise ValueError("source and jsonl were given, expected one of them; remove the other")
+            raise ValueError(
+                "data.source and data.jsonl were given, expected one of them; remove the other"
+            )
         for name in ("jsonl", "validation", "categories"):
             if getattr(self, name) == ():
                 raise ValueError(f"data.{name} is an empty list, expected at least one entry")

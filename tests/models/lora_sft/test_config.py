@@ -54,7 +54,7 @@ def test_defaults_are_filled_in_and_stored_as_json_values() -> None:
         ({"optimizer": {"name": "adamax"}}, r"optimizer\.name = 'adamax'.*'adamw', 'lion'"),
         ({"train": {}}, r"key 'train\.steps' is missing"),
         ({"schedule": {"warmup_steps": 9}}, r"warmup_steps=9 was given with train\.steps=3"),
-        ({"data": {"source": "a", "jsonl": "b"}}, r"source and jsonl were given"),
+        ({"data": {"source": "a", "jsonl": "b"}}, r"data\.source and data\.jsonl were given"),
         ({"loss": {"kl": "tmkl"}}, r"loss\.kl='tmkl' was given with loss\.kl_weight=0"),
         ({"loss": {"kl_weight": 0.1}}, r"loss\.kl='none' was given with loss\.kl_weight=0\.1"),
         ({"loss": {"kl": "tmlk"}}, r"loss\.kl = 'tmlk'.*'tmkl', 'tmkl_reverse'"),
