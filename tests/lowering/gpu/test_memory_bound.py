@@ -14,6 +14,7 @@ import pytest
 import vkjit as vj
 import vkjit.numpy as jnp
 from tests.targets import LARGE_GPU
+from vkjit import blocks, quant
 from vkjit.errors import MissingRuleError
 from vkjit.lowering.artifact import Launch
 from vkjit.lowering.compile import compile_program
@@ -318,6 +319,28 @@ def test_large_arrays_are_indexed_in_64_bits(monkeypatch: pytest.MonkeyPatch) ->
     assert all(k.index_type is I32 for k in short)
     for g, w in zip(got, want, strict=True):
         np.testing.assert_array_equal(g, w)
+
+
+def test_numbers_in_blocks_are_counted_where_arrays_are_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A block of 144 bytes, 36 elements of its array, has 256 numbers."""
+    packed = blocks.drawn(blocks.Q4_K, (6, 1), np.random.default_rng(0))
+    ids, x = np.int32([5, 0, 5]), normal(2, 256)
+
+    def function(w: Any, ids: Any) -> Any:
+        w = quant.QuantizedArray(w)
+        return jnp.take(w, ids, axis=0), jnp.max(w, axis=1), w.T.dequantize() * 2
+
+    want, short = results(function, (packed, ids), LARGE)
+    assert all(k.index_type is I32 for k in short)
+    monkeypatch.setattr(index, "MAX_ELEMENTS", 1000)
+    got, kernels = results(function, (packed, ids), LARGE)
+    assert all(k.index_type is I64 for k in kernels)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_array_equal(g, w)
+    with pytest.raises(MissingRuleError, match="reads blocks of 1536 numbers"):
+        results(lambda w, x: x @ quant.QuantizedArray(w).T, (packed, x), LARGE)
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1], ids=str)

@@ -115,14 +115,3 @@ def read_at(
         where = b.select(mask, where, b.const(where.type, 0))
     value = widened(b, decode_at(b, memory, blocks, where), operand.type)
     return value if mask is None else b.select(mask, value, b.const(value.type, 0.0))
-
-
-def numbers_of(group: ContractGroup) -> int:
-    """How far the product counts numbers in blocks, of which an array has fewer."""
-    found = 0
-    for step in (group.lhs, group.rhs):
-        if step.blocks is not None:
-            steps = zip(step.view.shape, step.view.strides, strict=True)
-            last = sum((size - 1) * max(stride, 0) for size, stride in steps if size)
-            found = max(found, step.view.offset + last + 1)
-    return found

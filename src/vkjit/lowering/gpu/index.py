@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from vkjit.errors import MissingRuleError
 from vkjit.lowering.kernel.types import I64, ScalarType
+from vkjit.lowering.plan.groups import GatherStep, Group, reads
 from vkjit.lowering.templates.context import TemplateContext
 
 MAX_ELEMENTS = (1 << 31) - (1 << 20)
@@ -50,4 +51,20 @@ def _too_much(context: TemplateContext, counted: int) -> str | None:
     for number, info in enumerate(context.arrays):
         if info.length >= MAX_ELEMENTS:
             return f"array {number} of the group has {info.length} elements of {info.elem}"
+    if context.numbers >= MAX_ELEMENTS:
+        return f"the group reads blocks of {context.numbers} numbers"
     return f"the group has {counted} points" if counted >= MAX_ELEMENTS else None
+
+
+def numbers_in_blocks(group: Group) -> int:
+    """How far a group counts numbers in blocks, of which an array has fewer elements."""
+    found = 0
+    for step in reads(group):
+        if step.blocks is None:
+            continue
+        steps = zip(step.view.shape, step.view.strides, strict=True)
+        last = sum((size - 1) * max(stride, 0) for size, stride in steps if size)
+        if isinstance(step, GatherStep):
+            last += (step.size - 1) * max(step.stride, 0)
+        found = max(found, step.view.offset + last + 1)
+    return found

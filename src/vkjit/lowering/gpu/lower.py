@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from vkjit.lowering.gpu.choose import candidates, lower_contract
-from vkjit.lowering.gpu.gemm_operand import numbers_of
-from vkjit.lowering.gpu.index import check_sizes
+from vkjit.lowering.gpu.index import check_sizes, numbers_in_blocks
 from vkjit.lowering.gpu.loop_nests import lower_loop
 from vkjit.lowering.gpu.scan import scan
 from vkjit.lowering.gpu.scatter import scatter_add
@@ -35,11 +34,12 @@ def lower(
     Raises:
         MissingRuleError: an array has more elements than the kernels' indices reach.
     """
+    context.numbers = numbers_in_blocks(group)
     match group:
         case LoopGroup():
             return lower_loop(group, context)
         case ContractGroup():
-            check_sizes(context, max(group.k, numbers_of(group)))
+            check_sizes(context, group.k)
             return lower_contract(group, schedule or candidates(group, context)[0], context)
         case ScatterAddGroup():
             return scatter_add(group, context)

@@ -18,9 +18,10 @@ class TemplateContext:
     """The target, and the arrays of the plan so far; templates may add temporaries.
 
     ``constants`` are arrays that no call changes: a kernel that reads nothing else runs once.
+    ``numbers`` is how far the group counts in blocks, which have more numbers than elements.
     """
 
-    __slots__ = ("arrays", "constants", "target")
+    __slots__ = ("arrays", "constants", "numbers", "target")
 
     def __init__(
         self, target: Target, arrays: list[ArrayInfo], constants: frozenset[int] = frozenset()
@@ -28,6 +29,7 @@ class TemplateContext:
         self.target = target
         self.arrays = arrays
         self.constants = constants
+        self.numbers = 0
 
     def new_array(self, elem: ScalarType, length: int) -> int:
         """A temporary that later kernels of the same group may read; returns its id."""
