@@ -343,3 +343,14 @@ def test_what_a_function_closes_over_is_not_read_after_its_donation(device: str)
         for reading in (plus, vj.jit(lambda x: x - kept)):
             with pytest.raises(DonatedBufferError, match="closes over was donated to another"):
                 reading(vj.device_put(X))
+
+
+def test_kernels_are_not_shared_by_zeros_of_two_signs(device: str) -> None:
+    """0.0 == -0.0, but they are two constants."""
+
+    def f(x: Any) -> Any:
+        return tuple(vnp.where(x > 0, x, zero) for zero in (0.0, -0.0, 0.0, -0.0))
+
+    x = vj.device_put(np.array([-1.0, 2.0, -3.0], np.float32), device)
+    signs = [np.signbit(np.asarray(r)).tolist() for r in vj.jit(f)(x)]
+    assert signs == [[False] * 3, [True, False, True]] * 2

@@ -52,12 +52,25 @@ class LoadStep:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ConstStep:
-    """A constant."""
+    """A constant; equal to constants of the same bits.
+
+    Groups that are equal share kernels, so 0.0 and -0.0 must differ, which compare equal.
+    """
 
     value: Number
     type: ScalarType
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ConstStep) and self._bits == other._bits
+
+    def __hash__(self) -> int:
+        return hash(self._bits)
+
+    @property
+    def _bits(self) -> tuple[ScalarType, str]:
+        return self.type, repr(self.value)
 
 
 @final
