@@ -147,12 +147,17 @@ def encode(block_type: BlockType, numbers: NDArray[Any]) -> NDArray[Any]:
     return blocks
 
 
-def drawn(block_type: BlockType, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
-    """Blocks with random codes and scales between 0.01 and 1: numbers for checks of devices."""
+def drawn(
+    block_type: BlockType,
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+    scales: tuple[float, float] = (0.01, 1.0),
+) -> NDArray[Any]:
+    """Blocks with random codes, and with ``scales`` from a range: numbers for checks of devices."""
     nbytes = math.prod(shape) * block_type.nbytes
     blocks = rng.integers(0, 256, nbytes, np.uint8).view(block_type.dtype).reshape(shape)
     for field in [name for name in block_type.dtype.names or () if name in ("d", "dmin", "m")]:
-        blocks[field] = rng.uniform(0.01, 1, shape)
+        blocks[field] = rng.uniform(*scales, shape)
     return blocks
 
 

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from vkjit.blocks import BlockType, decode
+from vkjit.blocks import BlockType, decode, drawn
 from vkjit.lowering.compile import lower_group
 from vkjit.lowering.kernel.interpret import run
 from vkjit.lowering.kernel.interpret_ops import DTYPES
@@ -61,8 +61,8 @@ _FUNCTION_ULPS = 32.0
 """Two results of an elementary function, each within 16 ulp: what ``legalize`` is tested to."""
 
 
-_SCALES, _LARGEST_SCALE = {"d", "m", "dmin"}, 2.0**-13
-"""Fields of blocks that scale their codes; times 63 * 127 it is below 1."""
+_LARGEST_SCALE = 2.0**-13
+"""Of blocks; times 63 * 127 it is below 1."""
 
 
 class Values(Enum):
@@ -110,10 +110,8 @@ def random_blocks(rng: np.random.Generator, info: ArrayInfo, blocks: BlockType) 
     """Any codes, and scales that keep all numbers below 1."""
     dtype = DTYPES[info.elem]
     count = info.length * dtype.itemsize // blocks.nbytes
-    raw = rng.integers(0, 256, count * blocks.nbytes, np.uint8).view(blocks.dtype)
-    for name in _SCALES & set(raw.dtype.names or ()):
-        raw[name] = rng.uniform(0.5, 1.0, count) * _LARGEST_SCALE
-    return raw.view(dtype)
+    scales = _LARGEST_SCALE / 2, _LARGEST_SCALE
+    return drawn(blocks, (count,), rng, scales).view(dtype)
 
 
 def _uniform(rng: np.random.Generator, size: int) -> Array:
