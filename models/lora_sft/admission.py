@@ -117,7 +117,7 @@ class Plan:
         functions, state = compile_step(spec, self.params, config), self.state
         totals = vj.eval_shape(zero_totals, state.adapters, state.loss_scale)
         place = vj.ShapeDtypeStruct((2,), "int32")
-        batch = _batch_like(self.windows, config.train.micro_batch, config.data.context)
+        batch = batch_like(self.windows, config.train.micro_batch, config.data.context)
         return functions.accumulate.lower(state.adapters, totals, batch, place, state.initial)
 
 
@@ -300,7 +300,7 @@ def _candidates(config: RunConfig, recompute: dict[str, Any]) -> Iterator[dict[s
         yield least | {"loss.vocab_chunk": chunk}
 
 
-def _batch_like(windows: WindowSet, size: int, context: int) -> Batch:
+def batch_like(windows: WindowSet, size: int, context: int) -> Batch:
     """Shapes of a batch of ``size`` windows.
 
     Shorter ones are packed anew, so that their targets are not known: they get room for as many as

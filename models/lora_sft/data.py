@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeAlias, final
@@ -206,15 +206,8 @@ def training_rows(count: int, per_step: int, seed: int, step: int) -> NDArray[np
     return np.array([_order(count, seed, i // count)[i % count] for i in places])
 
 
-def micro_batches(data: WindowSet, rows: NDArray[np.int64], size: int) -> Iterator[Batch]:
-    """Batches of ``size`` windows, in the order of ``rows``."""
-    for start in range(0, len(rows), size):
-        yield data.batch([int(row) for row in rows[start : start + size]])
-
-
-@lru_cache(
-    maxsize=2
-)  # a step asks for each of its windows, at most at the turn of an epoch for two
+# A step asks for each of its windows: at most, at the turn of an epoch, of two orders.
+@lru_cache(maxsize=2)
 def _order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     order = np.random.default_rng([seed, 0, epoch]).permutation(count)
     order.setflags(write=False)

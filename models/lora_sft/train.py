@@ -244,8 +244,8 @@ class _Run:
             ConfigError: The device has too little memory for it.
         """
         adapters, began = self._initial.adapters, time.perf_counter()
-        windows, size = self._data.train, self._config.train.micro_batch
-        batch = windows.batch([i % len(windows) for i in range(size)])
+        train, context = self._config.train, self._config.data.context
+        batch = admission.batch_like(self._data.train, train.micro_batch, context)
         with self._console.status("compiling the training step"):
             totals = self._step.zero(adapters, self._initial.loss_scale)
             place = jnp.asarray(np.array([0, 0], np.int32))
