@@ -97,8 +97,18 @@ class QuantizedArray(Packed):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes, in numbers."""
+        """Sizes of the axes, in numbers.
+
+        Raises:
+            ShapeError: ``vmap`` or ``scan`` took an axis of a transpose's matrices.
+        """
         shape = aval_of(self.blocks).shape
+        if len(shape) < 1 + self.turned:
+            raise ShapeError(
+                f"QuantizedArray: a transpose with blocks of shape {shape}; vmap and scan take "
+                "leading axes of blocks as they lie; map over the array itself, and transpose "
+                "inside the function"
+            )
         whole = (*shape[:-1], shape[-1] * self.block_type.size)
         return (*whole[:-2], whole[-1], whole[-2]) if self.turned else whole
 
@@ -137,7 +147,7 @@ class QuantizedArray(Packed):
         numbers are stored only where the result leaves the function.
         """
         numbers = _ops.dequantize(self.blocks, dtypes.canonical(dtype))
-        return jnp.matrix_transpose(numbers) if self.turned else numbers
+        return jnp.swapaxes(numbers, self.ndim - 2, self.ndim - 1) if self.turned else numbers
 
     def astype(self, dtype: Any) -> Value:
         """The numbers in ``dtype``: ``dequantize``."""

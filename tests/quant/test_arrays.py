@@ -207,6 +207,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     "last axis": (ArgumentError, "dequantize", lambda: golden()[0, 3]),
     "reshape": (ShapeError, "last axis of 512", lambda: golden().reshape(3, 2, 256)),
     "transpose": (ShapeError, "use mT", lambda: golden().reshape(1, 3, 512).T),
+    "mapped transpose": (ShapeError, "as they lie", lambda: vj.vmap(quant.dequantize)(golden().T)),
     "integers": (DTypeError, "expected floats", lambda: quant.quantize(np.arange(32), "q8_0")),
     "short rows": (ShapeError, "multiple of 32", lambda: quant.quantize(np.ones(33, "f4"), "q8_0")),
     "asked dtype": (DTypeError, "block type", lambda: jnp.zeros(3, blocks.Q8_0.dtype)),
