@@ -31,6 +31,7 @@ __all__ = [
     "HostWeight",
     "LlamaHyper",
     "WeightFormat",
+    "check_format",
     "find_smollm2",
     "llama_hyper",
     "llama_weights",
@@ -166,8 +167,40 @@ class GgufFile:
         block = BLOCK_TYPES[kind]
         return raw.view(block.dtype).reshape(*shape[:-1], shape[-1] // block.size)
 
-    def check_types(self) -> None:
-        """Refuse the file when a tensor has a type outside :data:`SUPPORTED_TYPES`."""
+    def in_format(self, name: str, wanted: WeightFormat) -> tuple[NDArray[Any], int]:
+        """A tensor in a format, and the bytes that were written to make it.
+
+        With "packed" it is what :meth:`map_tensor` gives, or float32 where that is None.
+        """
+        mapped = self.map_tensor(name)
+        dtype = None if wanted == "packed" else _FLOATS[_FILE_NAMES[wanted]]
+        if mapped is not None and dtype in (None, mapped.dtype):
+            return mapped, 0
+        value = self.load_tensor(name)
+        copied = value.nbytes
+        if dtype is not None and dtype != value.dtype:
+            value = value.astype(dtype)
+            copied += value.nbytes
+        return value, copied
+
+    def check_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse the file unless it holds exactly the tensors ``shapes``, of supported types."""
+        missing = [name for name in shapes if name not in self.tensors]
+        foreign = [name for name in self.tensors if name not in shapes]
+        for word, names in (("lacks", missing), ("has unexpected", foreign)):
+            if names:
+                raise DataError(
+                    f"gguf: {self.path} {word} {len(names)} tensors ({', '.join(names[:4])}), "
+                    f"expected the {len(shapes)} of a {self.architecture} with the sizes in its "
+                    "metadata"
+                )
+        for name, shape in shapes.items():
+            found = _shape(self.tensors[name])
+            if found != shape:
+                raise DataError(
+                    f"gguf: tensor {name!r} of {self.path} has shape {found}, expected {shape} "
+                    "from the sizes in its metadata"
+                )
         for tensor in self.tensors.values():
             self._require_type(tensor)
 
@@ -309,7 +342,7 @@ def llama_hyper(file: GgufFile) -> LlamaHyper:
             f"{', '.join(SUPPORTED_ARCHITECTURES)}; choose another model"
         )
     hyper = _hyper(file)
-    _check_tensors(file, dict(_expected_tensors(hyper)))
+    file.check_tensors(dict(_expected_tensors(hyper)))
     return hyper
 
 
@@ -328,15 +361,11 @@ def llama_weights(file: GgufFile, hyper: LlamaHyper, weights: WeightFormat) -> I
     Raises:
         ArgumentError: ``weights`` is none of the formats.
     """
-    if weights not in get_args(WeightFormat):
-        raise ArgumentError(
-            f"read_llama: weights={weights!r} was given, expected one of "
-            f"{', '.join(get_args(WeightFormat))}"
-        )
+    check_format("read_llama", weights)
     for name, shape in _expected_tensors(hyper):
         tensor = file.tensors[name]
         wanted = weights if len(shape) > 1 or weights == "packed" else "float32"
-        value, copied = _in_format(file, name, wanted)
+        value, copied = file.in_format(name, wanted)
         heads = hyper.heads if ".attn_q." in name else hyper.kv_heads if ".attn_k." in name else 0
         if heads:
             value = unpermute_rows(value, heads)
@@ -345,18 +374,13 @@ def llama_weights(file: GgufFile, hyper: LlamaHyper, weights: WeightFormat) -> I
         yield HostWeight(_hugging_face_name(name), kind, value, size, copied)
 
 
-def _in_format(file: GgufFile, name: str, wanted: WeightFormat) -> tuple[NDArray[Any], int]:
-    """A tensor in a format, and the bytes that were written to make it."""
-    mapped = file.map_tensor(name)
-    dtype = None if wanted == "packed" else _FLOATS[_FILE_NAMES[wanted]]
-    if mapped is not None and dtype in (None, mapped.dtype):
-        return mapped, 0
-    value = file.load_tensor(name)
-    copied = value.nbytes
-    if dtype is not None and dtype != value.dtype:
-        value = value.astype(dtype)
-        copied += value.nbytes
-    return value, copied
+def check_format(op: str, weights: str) -> None:
+    """Refuse what is no :data:`WeightFormat`, in the name of ``op``."""
+    if weights not in get_args(WeightFormat):
+        raise ArgumentError(
+            f"{op}: weights={weights!r} was given, expected one of "
+            f"{', '.join(get_args(WeightFormat))}"
+        )
 
 
 def unpermute_rows(weight: NDArray[Any], heads: int) -> NDArray[Any]:
@@ -443,25 +467,6 @@ def _expected_tensors(hyper: LlamaHyper) -> Iterator[tuple[str, tuple[int, ...]]
     yield "output_norm.weight", (d,)
     if not hyper.tied:
         yield "output.weight", (hyper.vocab_size, d)
-
-
-def _check_tensors(file: GgufFile, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    missing = [name for name in shapes if name not in file.tensors]
-    foreign = [name for name in file.tensors if name not in shapes]
-    for word, names in (("lacks", missing), ("has unexpected", foreign)):
-        if names:
-            raise DataError(
-                f"gguf: {file.path} {word} {len(names)} tensors ({', '.join(names[:4])}), expected "
-                f"the {len(shapes)} of a llama with the sizes in its metadata"
-            )
-    for name, shape in shapes.items():
-        found = _shape(file.tensors[name])
-        if found != shape:
-            raise DataError(
-                f"gguf: tensor {name!r} of {file.path} has shape {found}, expected {shape} from "
-                f"the sizes in its metadata"
-            )
-    file.check_types()
 
 
 def _hugging_face_name(name: str) -> str:
