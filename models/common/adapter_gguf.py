@@ -3,15 +3,18 @@
 Keys are ``general.type`` = adapter, ``adapter.type`` = lora, ``adapter.lora.alpha`` and
 ``general.architecture``; tensors ``blk.N.attn_q.weight.lora_a`` (r, in) and ``lora_b`` (out, r).
 llama.cpp (``llama-adapter.h``) scales every layer by alpha / r, r being that layer's own, and reads
-alpha = 0 as the scale 1. The rows of B of q and k are in the order of the base's rows in GGUF.
+alpha = 0 as the scale 1. The rows of B, and the columns of A, are in the order of the base's rows
+and columns in GGUF (:class:`AdapterLayout`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast, final
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, final
 
 import numpy as np
 from gguf import GGUFWriter
@@ -28,15 +31,95 @@ from .gguf import (
     GgufFile,
     LlamaHyper,
     open_gguf,
-    permute_rows,
     unpermute_rows,
 )
 
 Tensors = Mapping[str, NDArray[np.float32]]
 """Arrays under PEFT's names (:func:`~vkjit_models.common.adapter_io.peft_name`)."""
 
-_TO_GGUF = {theirs: ours for ours, theirs in LAYER_NAMES.items()}
-_HALVES = {"lora_a": "A", "lora_b": "B"}
+Half: TypeAlias = Literal["A", "B"]
+"""A is (r, in), B is (out, r)."""
+
+_HALVES: Mapping[str, Half] = {"lora_a": "A", "lora_b": "B"}
+
+
+@final
+@dataclass(frozen=True)
+class AdapterLayout:
+    """What an architecture's GGUF adapters are named, and in which order their rows lie.
+
+    Args:
+        architecture: Value of ``general.architecture``.
+        names: Hugging Face names of a block's linear layers by their names in the file.
+        places: For a layer's name inside its block: where each of B's rows, or A's columns, of
+            Hugging Face lies in the file; None: in the same place.
+    """
+
+    architecture: str
+    names: Mapping[str, str]
+    places: Callable[[str, Half], NDArray[np.intp] | None]
+
+    @cached_property
+    def to_gguf(self) -> dict[str, str]:
+        """Names in the file by Hugging Face name."""
+        return {theirs: ours for ours, theirs in self.names.items()}
+
+    def name_of(self, module: str) -> str:
+        """``model.layers.3.mlp.up_proj`` as ``blk.3.ffn_up``.
+
+        Raises:
+            DataError: The file format has no name for it.
+        """
+        block, kind = _split(module)
+        if kind not in self.to_gguf:
+            raise DataError(
+                f"export: GGUF has no name for {module!r}, expected a linear layer of a "
+                f"{self.architecture}'s blocks; export the adapter to PEFT"
+            )
+        return f"blk.{block}.{self.to_gguf[kind]}"
+
+    def stored(self, module: str, half: Half, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A or B in the order of the file."""
+        places = self.places(_split(module)[1], half)
+        moved = array if places is None else _taken(array, half, np.argsort(places))
+        return np.ascontiguousarray(moved, np.float32)
+
+    def loaded(
+        self, module: str, half: Half, array: NDArray[np.float32], path: Path
+    ) -> NDArray[np.float32]:
+        """A or B of the file ``path`` in the order of Hugging Face.
+
+        Raises:
+            DataError: It has not as many rows or columns as the layer.
+        """
+        places = self.places(_split(module)[1], half)
+        if places is None:
+            return array
+        length = len(places)
+        if array.shape[0 if half == "B" else -1] != length:
+            wanted = f"({length}, r)" if half == "B" else f"(r, {length})"
+            raise DataError(
+                f"adapter: {path} has {half} of shape {array.shape} for {module}, expected "
+                f"{wanted}; load an adapter of this model"
+            )
+        return np.ascontiguousarray(_taken(array, half, places))
+
+
+Base: TypeAlias = LlamaHyper | AdapterLayout
+"""What a GGUF adapter belongs to: a llama, by its sizes, or any architecture's layout."""
+
+
+def llama_layout(hyper: LlamaHyper) -> AdapterLayout:
+    """The layout of a llama: rows of q and k are in GGUF's order of rotations."""
+
+    def places(kind: str, half: Half) -> NDArray[np.intp] | None:
+        heads = gguf_heads(kind, hyper) if half == "B" else 0
+        if not heads:
+            return None
+        rows = np.arange(heads * hyper.head_dim, dtype=np.intp)
+        return unpermute_rows(rows[:, None], heads)[:, 0]
+
+    return AdapterLayout(SUPPORTED_ARCHITECTURES[0], LAYER_NAMES, places)
 
 
 @final
@@ -65,13 +148,13 @@ def stored_scale(config: AdapterConfig, modules: Iterable[str]) -> StoredScale:
 
 
 def save_gguf_adapter(
-    path: Path, hyper: LlamaHyper, config: AdapterConfig, tensors: Tensors
+    path: Path, base: Base, config: AdapterConfig, tensors: Tensors
 ) -> tuple[str, ...]:
-    """Write an adapter of a llama as GGUF; the file is replaced whole or left as it was.
+    """Write an adapter as GGUF; the file is replaced whole or left as it was.
 
     Args:
         path: The file.
-        hyper: Sizes of the base model, whose heads decide the order of rows.
+        base: The base model, whose heads decide the order of rows.
         config: Scales.
         tensors: float32 arrays under PEFT's names.
 
@@ -87,11 +170,12 @@ def save_gguf_adapter(
             "export: the adapter has DoRA's magnitudes and a GGUF adapter holds A and B alone; "
             "merge it into the base model in place (vkjit merge), or export it to PEFT"
         )
+    layout = _layout_of(base)
     layers = {split_name(name, str(path)).module for name in tensors}
     ordered = sorted(layers, key=_order)
     alpha, factors = stored_scale(config, ordered)
     with replacing(path) as partial:
-        writer = GGUFWriter(partial, SUPPORTED_ARCHITECTURES[0])
+        writer = GGUFWriter(partial, layout.architecture)
         writer.add_string("general.type", "adapter")
         writer.add_string("adapter.type", "lora")
         writer.add_float32("adapter.lora.alpha", alpha)
@@ -100,10 +184,10 @@ def save_gguf_adapter(
             writer.add_uint32("general.base_model.count", 1)
         for module in ordered:
             a, b = (np.asarray(tensors[peft_name(module, which)]) for which in ("A", "B"))
-            name = f"{gguf_name(module)}.weight"
-            writer.add_tensor(f"{name}.lora_a", np.ascontiguousarray(a, np.float32))
-            stored = np.float32(factors.get(module, 1.0)) * b
-            writer.add_tensor(f"{name}.lora_b", _rows_to_gguf(module, stored, hyper))
+            name = f"{layout.name_of(module)}.weight"
+            scaled = np.float32(factors.get(module, 1.0)) * b
+            writer.add_tensor(f"{name}.lora_a", layout.stored(module, "A", a))
+            writer.add_tensor(f"{name}.lora_b", layout.stored(module, "B", scaled))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -112,27 +196,25 @@ def save_gguf_adapter(
 
 
 def load_gguf_adapter(
-    path: Path, hyper: LlamaHyper
+    path: Path, base: Base
 ) -> tuple[AdapterConfig, dict[str, NDArray[np.float32]]]:
-    """Read a GGUF adapter of a llama, into PEFT's names and the row order of Hugging Face.
+    """Read a GGUF adapter of ``base``, into PEFT's names and the row order of Hugging Face.
 
     The config's ``r`` is the most frequent rank; layers of another rank are in its patterns.
 
     Raises:
-        DataError: The file is no such adapter, or does not fit the model ``hyper``.
+        DataError: The file is no such adapter, or does not fit the model ``base``.
     """
-    file = open_gguf(path)
-    alpha = _read_alpha(file)
+    file, layout = open_gguf(path), _layout_of(base)
+    alpha = _read_alpha(file, layout.architecture)
     tensors: dict[str, NDArray[np.float32]] = {}
     ranks: dict[str, int] = {}
     for name in file.tensors:
-        module, half = _module_of(file, name)
-        array = file.load_tensor(name)
+        module, half = _module_of(file, name, layout.names)
+        array = layout.loaded(module, half, file.load_tensor(name), path)
         if half == "A":
             ranks[module] = array.shape[0]
-        else:
-            array = _rows_from_gguf(module, array, hyper, path)
-        tensors[peft_name(module, "A" if half == "A" else "B")] = array
+        tensors[peft_name(module, half)] = array
     for module in {split_name(name, str(path)).module for name in tensors}:
         _check_pair(module, tensors, path)
     usual = Counter(ranks.values()).most_common(1)[0][0]
@@ -149,12 +231,12 @@ def load_gguf_adapter(
 
 
 def load_any_adapter(
-    path: Path, hyper: LlamaHyper
+    path: Path, base: Base
 ) -> tuple[AdapterConfig, dict[str, NDArray[np.float32]]]:
     """Read an adapter in either format: a folder in PEFT's layout, or a GGUF file.
 
     Raises:
-        DataError: There is no adapter, it is damaged, or it does not fit the model ``hyper``.
+        DataError: There is no adapter, it is damaged, or it does not fit the model ``base``.
     """
     if path.is_dir():
         return load_adapter(path)
@@ -165,7 +247,7 @@ def load_any_adapter(
             f"adapter: {path} does not exist, expected a folder in PEFT's layout or a GGUF file; "
             "check the path"
         )
-    return load_gguf_adapter(path, hyper)
+    return load_gguf_adapter(path, base)
 
 
 def gguf_heads(module: str, hyper: LlamaHyper) -> int:
@@ -174,34 +256,8 @@ def gguf_heads(module: str, hyper: LlamaHyper) -> int:
     return {"q_proj": hyper.heads, "k_proj": hyper.kv_heads}.get(last, 0)
 
 
-def _rows_to_gguf(module: str, b: NDArray[np.float32], hyper: LlamaHyper) -> NDArray[np.float32]:
-    heads = gguf_heads(module, hyper)
-    return permute_rows(b, heads) if heads else np.ascontiguousarray(b)
-
-
-def _rows_from_gguf(
-    module: str, b: NDArray[np.float32], hyper: LlamaHyper, path: Path
-) -> NDArray[np.float32]:
-    heads = gguf_heads(module, hyper)
-    if not heads:
-        return b
-    if b.shape[0] != heads * hyper.head_dim:
-        raise DataError(
-            f"adapter: {path} has B of shape {b.shape} for {module}, expected "
-            f"({heads * hyper.head_dim}, r); load an adapter of this model"
-        )
-    return unpermute_rows(b, heads)
-
-
-def gguf_name(module: str) -> str:
-    """``model.layers.3.mlp.up_proj`` as ``blk.3.ffn_up``."""
-    block, kind = _split(module)
-    if kind not in _TO_GGUF:
-        raise DataError(
-            f"export: GGUF has no name for {module!r}, expected a linear layer of a llama's "
-            "blocks; export the adapter to PEFT"
-        )
-    return f"blk.{block}.{_TO_GGUF[kind]}"
+def _taken(array: NDArray[np.float32], half: Half, places: NDArray[np.intp]) -> NDArray[np.float32]:
+    return array[places] if half == "B" else array[:, places]
 
 
 def _split(module: str) -> tuple[str, str]:
@@ -215,20 +271,24 @@ def _order(module: str) -> tuple[int, str]:
     return int(block) if block.isdigit() else -1, kind
 
 
-def _module_of(file: GgufFile, name: str) -> tuple[str, str]:
+def _layout_of(base: Base) -> AdapterLayout:
+    return base if isinstance(base, AdapterLayout) else llama_layout(base)
+
+
+def _module_of(file: GgufFile, name: str, names: Mapping[str, str]) -> tuple[str, Half]:
     """The layer and the half of a tensor such as ``blk.0.attn_q.weight.lora_a``."""
     parts = name.split(".")
-    known = len(parts) == 5 and parts[0] == "blk" and parts[2] in LAYER_NAMES
+    known = len(parts) == 5 and parts[0] == "blk" and parts[2] in names
     if not known or not parts[1].isdigit() or parts[3] != "weight" or parts[4] not in _HALVES:
         raise DataError(
             f"adapter: {file.path} has the tensor {name!r}, expected "
             "blk.N.<linear layer>.weight.lora_a and lora_b; adapters of other tensors are not "
             "supported"
         )
-    return f"model.layers.{int(parts[1])}.{LAYER_NAMES[parts[2]]}", _HALVES[parts[4]]
+    return f"model.layers.{int(parts[1])}.{names[parts[2]]}", _HALVES[parts[4]]
 
 
-def _read_alpha(file: GgufFile) -> float:
+def _read_alpha(file: GgufFile, architecture: str) -> float:
     wanted = {"general.type": "adapter", "adapter.type": "lora"}
     found = {key: file.metadata.get(key) for key in wanted}
     if found != wanted or not file.tensors:
@@ -237,10 +297,10 @@ def _read_alpha(file: GgufFile) -> float:
             f"{found['adapter.type']!r} and {len(file.tensors)} tensors, expected 'adapter', "
             "'lora' and at least a pair; choose another file"
         )
-    if file.architecture not in SUPPORTED_ARCHITECTURES:
+    if file.architecture != architecture:
         raise DataError(
-            f"adapter: {file.path} is for the architecture {file.architecture!r}, expected one of "
-            f"{', '.join(SUPPORTED_ARCHITECTURES)}; choose another adapter"
+            f"adapter: {file.path} is for the architecture {file.architecture!r}, expected "
+            f"{architecture}, that of the base model; choose another adapter"
         )
     if "adapter.alora.invocation_tokens" in file.metadata:
         raise DataError(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vkjit.errors import DataError
 from vkjit_models.common.adapter_config import AdapterConfig
-from vkjit_models.common.adapter_gguf import Tensors, gguf_heads, gguf_name, load_any_adapter
+from vkjit_models.common.adapter_gguf import Tensors, gguf_heads, llama_layout, load_any_adapter
 from vkjit_models.common.adapter_io import peft_name, split_name
 from vkjit_models.common.gguf import GgufFile, LlamaHyper, llama_hyper, permute_rows
 from vkjit_models.common.gguf_rewrite import Piece, Replacement, rewrite_gguf
@@ -152,8 +152,9 @@ def merge_adapter(file: GgufFile, adapter: Path, out: Path, kind: str) -> Merged
     hyper = llama_hyper(file)
     config, tensors = load_any_adapter(adapter, hyper)
     from_peft(hyper, tensors)  # refuses what is no layer of the model
+    layout = llama_layout(hyper)
     deltas = {
-        f"{gguf_name(module)}.weight": _delta(module, config, tensors, hyper)
+        f"{layout.name_of(module)}.weight": _delta(module, config, tensors, hyper)
         for module in {split_name(name, str(adapter)).module for name in tensors}
     }
     report: dict[str, Stored] = {}

@@ -200,7 +200,7 @@ def write_adapter(path: Path, metadata: dict[str, Any], tensors: Tensors) -> Non
         ({"general.type": "model"}, "has general.type = 'model', .* expected 'adapter'"),
         ({"general.type": None}, "has general.type = None"),
         ({"adapter.type": "control_vector"}, "adapter.type = 'control_vector'"),
-        ({"general.architecture": "qwen2"}, "is for the architecture 'qwen2', expected one of"),
+        ({"general.architecture": "qwen2"}, "is for the architecture 'qwen2', expected llama"),
         ({"adapter.lora.alpha": None}, "lacks the metadata key adapter.lora.alpha"),
         ({"adapter.alora.invocation_tokens": [1]}, "is an activated LoRA"),
     ],
