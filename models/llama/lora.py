@@ -322,7 +322,19 @@ def from_peft(hyper: LlamaHyper, tensors: Mapping[str, NDArray[np.float32]]) -> 
     Raises:
         DataError: A name is no layer of the model, a pair is not whole, or a shape does not fit.
     """
-    shapes, pairs, left = linear_shapes(hyper), {}, dict(tensors)
+    return pairs_from_peft(linear_shapes(hyper), tensors)
+
+
+def pairs_from_peft(
+    shapes: Mapping[str, tuple[int, int]], tensors: Mapping[str, NDArray[np.float32]]
+) -> dict[str, LoraPair]:
+    """As `from_peft`, for any model whose linear layers have the given shapes (out, in).
+
+    Raises:
+        DataError: As there.
+    """
+    pairs: dict[str, LoraPair] = {}
+    left = dict(tensors)
     for module, (rows, columns) in shapes.items():
         a, b = left.pop(peft_name(module, "A"), None), left.pop(peft_name(module, "B"), None)
         magnitude = left.pop(peft_name(module, "magnitude"), None)
@@ -339,8 +351,7 @@ def from_peft(hyper: LlamaHyper, tensors: Mapping[str, NDArray[np.float32]]) -> 
     if left:
         raise DataError(
             f"adapter: {len(left)} tensors belong to no layer of the model ({min(left)!r}), "
-            f"expected linear layers of its {hyper.layers} blocks alone; load an adapter of this "
-            "model"
+            "expected linear layers of its blocks alone; load an adapter of this model"
         )
     return pairs
 

@@ -15,7 +15,7 @@ import vkjit.numpy as jnp
 from vkjit import lax, nn, tree
 from vkjit.errors import ArgumentError
 
-from .model import Adapters, Batch, LlamaSpec, Params, head_weight, hidden_states, shifted_targets
+from .model import Adapters, Batch, LlamaSpec, Params, at_targets, head_weight, hidden_states
 
 Kl: TypeAlias = Literal["none", "tmkl", "tmkl_reverse", "kl", "kl_reverse"]
 """KL(adapted||base), or its reverse KL(base||adapted); ``tmkl`` leaves the target out of both."""
@@ -163,14 +163,7 @@ def _target_states(
     spec: LlamaSpec, params: Params, adapters: Adapters, batch: Batch, key: Any
 ) -> tuple[Any, Any]:
     """States [K,d] that predict a target, and the targets [K], negative for none."""
-    hidden = hidden_states(spec, params, adapters, batch.inputs, key)  # [B,T,d]
-    hidden = jnp.reshape(hidden, (-1, hidden.shape[-1]))
-    targets = jnp.reshape(shifted_targets(batch.labels), (-1,))
-    if batch.rows is None:
-        return hidden, targets
-    places = jnp.maximum(batch.rows, 0)
-    targets = jnp.where(batch.rows >= 0, jnp.take(targets, places), -1)
-    return jnp.take(hidden, places, axis=0), targets
+    return at_targets(hidden_states(spec, params, adapters, batch.inputs, key), batch)
 
 
 def _divergences(spec: LossSpec, hidden: Any, base: Any, weight: Any, targets: Any) -> Any:

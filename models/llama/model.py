@@ -9,7 +9,7 @@ D head width, f MLP width, V vocabulary, r adapter rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, final
 
@@ -144,7 +144,7 @@ def hidden_states(
         batched = Inputs(*(None if field is None else field[None] for field in inputs))
         return hidden_states(spec, params, adapters, batched, key)[0]
     hyper, layers = spec.hyper, _Linears(spec, params, adapters, key)
-    where = (_rotation(hyper, inputs), inputs.segments)
+    where = (rotation(inputs, hyper.head_dim, hyper.rope_theta), inputs.segments)
     x = jnp.take(params[f"{EMBEDDING}.weight"], inputs.tokens, axis=0).astype(spec.dtype)  # [B,T,d]
 
     def block(x: Any, layer: int) -> Any:
@@ -152,7 +152,7 @@ def hidden_states(
         h = _norm(hyper, params, f"{prefix}.input_layernorm", x)  # [B,T,d]
         x = x + _attention(hyper, layers, f"{prefix}.self_attn", h, where)
         h = _norm(hyper, params, f"{prefix}.post_attention_layernorm", x)  # [B,T,d]
-        return x + _mlp(layers, f"{prefix}.mlp", h)
+        return x + gated_mlp(layers, f"{prefix}.mlp", h)
 
     if spec.recompute:
         block = checkpoint(block, static_argnums=1, policy=KEEP_ATTENDED)
@@ -231,14 +231,26 @@ def target_losses(
 
     Both are [B,T], or [K] in the order of ``batch.rows``.
     """
-    targets = shifted_targets(batch.labels)  # [B,T]
     hidden = hidden_states(spec, params, adapters, batch.inputs, key)  # [B,T,d]
-    if batch.rows is not None:
-        places = jnp.maximum(batch.rows, 0)
-        hidden = jnp.take(jnp.reshape(hidden, (-1, hidden.shape[-1])), places, axis=0)  # [K,d]
-        targets = jnp.take(jnp.reshape(targets, (-1,)), places)
-        targets = jnp.where(batch.rows >= 0, targets, -1)  # [K]
+    if batch.rows is None:
+        targets = shifted_targets(batch.labels)  # [B,T]
+    else:
+        hidden, targets = at_targets(hidden, batch)  # [K,d], [K]
     return token_losses(head(spec, params, hidden), targets), targets
+
+
+def at_targets(hidden: Any, batch: Batch) -> tuple[Any, Any]:
+    """The states [K,d] of ``hidden`` [B,T,d] that predict a target, and the targets int32 [K].
+
+    A target is negative for none. K is the length of ``batch.rows``, or B*T where there is none.
+    """
+    hidden = jnp.reshape(hidden, (-1, hidden.shape[-1]))
+    targets = jnp.reshape(shifted_targets(batch.labels), (-1,))
+    if batch.rows is None:
+        return hidden, targets
+    places = jnp.maximum(batch.rows, 0)
+    targets = jnp.where(batch.rows >= 0, jnp.take(targets, places), -1)
+    return jnp.take(hidden, places, axis=0), targets
 
 
 def loss_and_count(
@@ -344,20 +356,27 @@ def _norm(hyper: LlamaHyper, params: Params, name: str, x: Any) -> Any:
 def _attention(
     hyper: LlamaHyper, layers: _Linears, name: str, h: Any, where: tuple[tuple[Any, Any], Any]
 ) -> Any:
-    rotation, segments = where
+    angles, segments = where
     batch, length = h.shape[:2]
 
     def split(x: Any, heads: int) -> Any:
         return jnp.reshape(x, (batch, length, heads, hyper.head_dim))
 
-    q = rotate(split(layers(f"{name}.q_proj", h), hyper.heads), rotation)  # [B,T,N,D]
-    k = rotate(split(layers(f"{name}.k_proj", h), hyper.kv_heads), rotation)  # [B,T,K,D]
+    q = rotate(split(layers(f"{name}.q_proj", h), hyper.heads), angles)  # [B,T,N,D]
+    k = rotate(split(layers(f"{name}.k_proj", h), hyper.kv_heads), angles)  # [B,T,K,D]
     v = split(layers(f"{name}.v_proj", h), hyper.kv_heads)  # [B,T,K,D]
     out = causal_attention(q, k, v, segments)  # [B,T,N,D]
     return layers(f"{name}.o_proj", jnp.reshape(out, (batch, length, -1)))  # [B,T,d]
 
 
-def _mlp(layers: _Linears, name: str, h: Any) -> Any:
+def gated_mlp(layers: Callable[[str, Any], Any], name: str, h: Any) -> Any:
+    """``down(silu(gate(h)) * up(h))``: [B,T,d] to [B,T,d].
+
+    Args:
+        layers: Applies the linear layer of a name, with its adapter.
+        name: Of the module that has the three layers.
+        h: The normed input.
+    """
     gate = nn.silu(layers(f"{name}.gate_proj", h))  # [B,T,f]
     return layers(f"{name}.down_proj", gate * layers(f"{name}.up_proj", h))  # [B,T,d]
 
@@ -375,9 +394,9 @@ def rope_tables(
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def _rotation(hyper: LlamaHyper, inputs: Inputs) -> tuple[Any, Any]:
-    """Cosine and sine of every token's angles, [B,T,1,D/2] or [T,1,D/2]."""
-    tables = rope_tables(inputs.tokens.shape[1], hyper.head_dim, hyper.rope_theta)
+def rotation(inputs: Inputs, head_dim: int, theta: float) -> tuple[Any, Any]:
+    """Cosine and sine of every token's angles, [B,T,1,D/2] or [T,1,D/2], as `rotate` takes them."""
+    tables = rope_tables(inputs.tokens.shape[1], head_dim, theta)
     if inputs.positions is None:
         cos, sin = (jnp.asarray(table[:, None]) for table in tables)
         return cos, sin
@@ -385,12 +404,12 @@ def _rotation(hyper: LlamaHyper, inputs: Inputs) -> tuple[Any, Any]:
     return cos[:, :, None], sin[:, :, None]
 
 
-def rotate(x: Any, rotation: tuple[Any, Any]) -> Any:
+def rotate(x: Any, angles: tuple[Any, Any]) -> Any:
     """Rotates the pairs (j, j + D/2) of [B,T,N,D] by cosines and sines that broadcast to them.
 
     Computed in f32; the result has the dtype of ``x``.
     """
-    cos, sin = rotation
+    cos, sin = angles
     half, wide = x.shape[-1] // 2, x.astype(jnp.float32)
     first, second = wide[..., :half], wide[..., half:]  # [B,T,N,D/2]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
