@@ -97,7 +97,7 @@ def test_compiled_functions_index_what_they_close_over(on_device: bool) -> None:
     w = golden("Q8_0")
     values = np.asarray(w)
     held = vj.device_put(w) if on_device else w
-    numbers = vj.jit(lambda i: held[i].dequantize())(np.int32([2, 0]))
+    numbers = vj.jit(lambda i: held[i].dequantize())(np.array([2, 0], np.int32))
     np.testing.assert_array_equal(numbers, values[[2, 0]])
 
 

@@ -326,7 +326,7 @@ def test_numbers_in_blocks_are_counted_where_arrays_are_small(
 ) -> None:
     """A block of 144 bytes, 36 elements of its array, has 256 numbers."""
     packed = blocks.drawn(blocks.Q4_K, (6, 1), np.random.default_rng(0))
-    ids, x = np.int32([5, 0, 5]), normal(2, 256)
+    ids, x = np.array([5, 0, 5], np.int32), normal(2, 256)
 
     def function(w: Any, ids: Any) -> Any:
         w = quant.QuantizedArray(w)
