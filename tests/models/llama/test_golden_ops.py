@@ -65,7 +65,7 @@ def test_rotation_at_near_and_far_positions(load: Load) -> None:
     data = load("ops/rope_half_full")
     positions = data["in.positions"][0]
     cos, sin = (t[positions][:, None] for t in rope_tables(int(positions.max()) + 1, 16, 1e4))
-    turn = partial(rotate, rotation=(jnp.asarray(cos), jnp.asarray(sin)))
+    turn = partial(rotate, angles=(jnp.asarray(cos), jnp.asarray(sin)))
     x, cotangent = (jnp.asarray(data[n].swapaxes(1, 2).copy()) for n in ("in.x", "in.d_y"))
 
     @vj.jit
