@@ -129,8 +129,9 @@ def hybrid_weights(
             value = np.ascontiguousarray(moved)
             copied += value.nbytes
         if len(shape) != 2:
-            value = np.ascontiguousarray(_numbers(file, name, value).reshape(shape))
-            copied += 0 if np.may_share_memory(value, tensor.data) else value.nbytes
+            numbers = _numbers(file, name, value)
+            copied += 0 if numbers is value else numbers.nbytes
+            value = numbers.reshape(shape)
         yield HostWeight(name, tensor.tensor_type.name, value, int(tensor.n_bytes), copied)
 
 
