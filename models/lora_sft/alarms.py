@@ -39,7 +39,7 @@ class Alarm:
 
     kind: Literal[
         "did not move", "moved, loss flat", "evaluation blind", "few targets", "pull too weak",
-        "loss rose", "diverged", "not finite",
+        "decay too weak", "loss rose", "diverged", "not finite",
     ]  # fmt: skip
     level: Literal["warning", "error"]
     message: str
@@ -115,7 +115,7 @@ def weak_decay(learning_rate: float, weight: float, steps: int) -> list[Alarm]:
     move = learning_rate * weight
     if not weight or move >= SMALL_MOVE or move * steps >= SMALL_SHARE:
         return []
-    return [Alarm("pull too weak", "warning", (
+    return [Alarm("decay too weak", "warning", (
         f"optimizer.weight_decay: learning rate x decay = {learning_rate:g} x {weight:g} takes "
         f"{move:.2g} of the distance per step and {move * steps:.2g} in the run: it cannot matter; "
         f"raise it to {SMALL_MOVE / learning_rate:.2g} or more, or set it to 0"

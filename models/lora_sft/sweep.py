@@ -68,12 +68,13 @@ def sweep(config: SweepConfig, console: Console, *, overwrite: bool = False) -> 
     Raises:
         ConfigError: A run's folder holds a run with other settings. Whatever else a run raises is
             noted as its failure, and the others go on.
+        DataError: The runs were to be deleted, but model or data of the first cannot be read.
     """
+    shared, notes, stopped = Shared(), dict[str, str](), ""
     if overwrite:
-        shutil.rmtree(config.folder / "runs", ignore_errors=True)
+        _begin_anew(config, shared)
     for run in config.runs:
         _check_folder(run)
-    shared, notes, stopped = Shared(), dict[str, str](), ""
     began, seconds = time.perf_counter(), dict[str, float]()
     with _progress(console, len(config.runs)) as bar:
         for number, run in enumerate(config.runs):
@@ -99,6 +100,13 @@ def sweep(config: SweepConfig, console: Console, *, overwrite: bool = False) -> 
     took = f"{len(seconds)} runs in {time.perf_counter() - began:.0f} s"
     console.print(f"{took}; the results are in {config.folder}", markup=False, highlight=False)
     return SweepResult(outcomes, verdict, stopped)
+
+
+def _begin_anew(config: SweepConfig, shared: Shared) -> None:
+    """Deletes the runs, once model and data of the first new one could be read."""
+    first = config.runs[0].config
+    shared.data(first.data, shared.base(first.model), first.train.seed)
+    shutil.rmtree(config.folder / "runs", ignore_errors=True)
 
 
 def _check_folder(run: SweepRun) -> None:

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from vkjit.errors import ConfigError
+from vkjit.errors import ConfigError, DataError
 from vkjit_models.cli import app
 from vkjit_models.lora_sft.sweep import SweepResult, sweep
 from vkjit_models.lora_sft.sweep_config import load_sweep
@@ -231,6 +231,13 @@ def test_other_settings_do_not_go_on_from_old_checkpoints(
     path.write_text(path.read_text().replace("steps = 2", "steps = 4"))
     with pytest.raises(ConfigError, match="checkpoint"):
         made(path)
+    base = tmp_path / "base.toml"
+    text = base.read_text()
+    base.write_text(text.replace(str(conversations), str(tmp_path / "absent.jsonl")))
+    with pytest.raises(DataError, match="absent"):
+        made(path, overwrite=True)
+    assert len(list((tmp_path / "out").rglob("steps.csv"))) == 1
+    base.write_text(text)
     result, _ = made(path, overwrite=True)
     assert result.outcomes[0].steps == 4
 
