@@ -76,12 +76,20 @@ class HybridHyper:
 
 
 def from_hugging_face(config: Mapping[str, Any]) -> HybridHyper:
-    """Sizes from a Hugging Face ``config.json`` of ``Qwen3_5ForCausalLM``'s text model.
+    """Sizes from a Hugging Face ``config.json`` of ``Qwen3_5ForCausalLM`` (``qwen3_5_text``).
+
+    RoPE's constants may stand in ``rope_parameters``, as in transformers 5, or beside the sizes.
 
     Raises:
         DataError: A feature that this model does not compute.
     """
     kinds: tuple[LayerKind, ...] = tuple(config["layer_types"])
+    rope = config.get("rope_parameters") or config
+    if rope.get("rope_type", "default") != "default":
+        raise DataError(
+            f"hybrid config: rope_type={rope['rope_type']!r} was given, expected 'default'; choose "
+            "a model without RoPE scaling"
+        )
     refused = {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(config.get("attention_bias", False)),
@@ -101,8 +109,8 @@ def from_hugging_face(config: Mapping[str, Any]) -> HybridHyper:
         heads=config["num_attention_heads"],
         kv_heads=config["num_key_value_heads"],
         head_dim=config["head_dim"],
-        rotary_dim=int(config["head_dim"] * config["partial_rotary_factor"]),
-        rope_theta=config["rope_theta"],
+        rotary_dim=int(config["head_dim"] * rope["partial_rotary_factor"]),
+        rope_theta=rope["rope_theta"],
         rms_eps=config["rms_norm_eps"],
         delta_key_heads=config["linear_num_key_heads"],
         delta_value_heads=config["linear_num_value_heads"],

@@ -144,6 +144,10 @@ def test_parameters_and_configs_are_checked(data: Path, tiny: Tiny) -> None:
     config = json.loads((data / "config.json").read_text())
     with pytest.raises(DataError, match="layer_types"):
         from_hugging_face(config | {"layer_types": ["sliding_attention"] * 4})
+    rope = {key: config.pop(key) for key in ("rope_theta", "partial_rotary_factor")}
+    assert from_hugging_face(config | {"rope_parameters": rope}) == hyper
+    with pytest.raises(DataError, match="rope_type='yarn' was given"):
+        from_hugging_face(config | {"rope_parameters": rope | {"rope_type": "yarn"}})
 
 
 def test_adapters_that_the_model_does_not_compute_are_refused(data: Path, tiny: Tiny) -> None:
