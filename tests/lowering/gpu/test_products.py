@@ -421,7 +421,11 @@ def test_matrix_units_come_first_unless_an_axis_is_short() -> None:
     features = frozenset({"subgroup_shuffle", "vulkan_memory_model"})
     target = replace(LARGE, coop_shapes=tuple(shapes), features=features, subgroup_sizes=(32,))
     context = TemplateContext(target, [ArrayInfo(F16, 1 << 24)] * 2 + [ArrayInfo(F32, 1 << 24)])
-    for sizes, plain in (((512, 576, 576), False), ((512, 16, 576), True), ((512, 576, 16), True)):
+    shapes_and_plain = (
+        ((512, 576, 576), False), ((256, 16, 576), True), ((512, 576, 16), True),
+        ((512, 16, 576), False),  # long: narrow tiles of matrices
+    )  # fmt: skip
+    for sizes, plain in shapes_and_plain:
         found = choose.candidates(matrices(sizes, elem=F16), context)
         assert any(isinstance(s, CoopSchedule) for s in found)
         assert isinstance(found[0], CoopSchedule) != plain

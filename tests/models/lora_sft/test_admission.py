@@ -38,7 +38,7 @@ print(json.dumps([result.costs.predicted_bytes, result.costs.device_bytes]))
 """
 
 GROWTH = """
-import io, json, re, resource, sys
+import io, json, re, sys
 from pathlib import Path
 import numpy as np
 import vkjit.numpy as jnp
@@ -60,13 +60,15 @@ state, step = initial_state(spec, config, adapters), compile_step(spec, base.par
 batch = windows.batch([i % len(windows) for i in range(config.train.micro_batch)])
 totals, place = step.zero(adapters, state.loss_scale), jnp.zeros(2, jnp.int32)
 lowered = step.accumulate.compile(adapters, totals, batch, place, None)
-status = Path("/proc/self/status").read_text()
-before = int(re.search(r"VmRSS:\\s+(\\d+)", status)[1])
+
+def kib(name):
+    return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+before = kib("VmRSS")
 for _ in range(2):
     totals, losses = step.accumulate(adapters, totals, batch, place, None)
 np.asarray(losses)
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps([lowered.memory().temporaries, 1024 * (after - before)]))
+print(json.dumps([lowered.memory().temporaries, 1024 * (kib("VmHWM") - before)]))
 """
 
 
