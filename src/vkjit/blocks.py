@@ -281,7 +281,8 @@ def _encode_q5_1(rows: NDArray[np.float32], blocks: NDArray[Any]) -> None:
 
 
 def _encode_q8_0(rows: NDArray[np.float32], blocks: NDArray[Any]) -> None:
-    scale = np.abs(rows).max(-1, keepdims=True) / np.float32(127)
+    peak = np.abs(rows).max(-1, keepdims=True)
+    scale = (peak / np.float32(127)).astype(np.float32, copy=False)
     blocks["d"] = scale[..., 0].astype(np.float16)
     scaled = rows * _inverse(scale)
     size = np.abs(scaled)
