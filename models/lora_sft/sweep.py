@@ -6,13 +6,12 @@ The folder holds ``runs/NAME`` with everything that a run of its own leaves, and
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import IO, Any, cast, final
+from typing import IO, TextIO, cast, final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -150,10 +149,10 @@ def _make(run: SweepRun, shared: Shared, notes: dict[str, str], bar: Progress) -
 
 
 @final
-class _Watched(io.TextIOBase):
+class _Watched:
     """A text file whose lines about steps are shown in the progress bar, too."""
 
-    def __init__(self, file: io.TextIOBase | Any, bar: Progress) -> None:
+    def __init__(self, file: TextIO, bar: Progress) -> None:
         self._file, self._bar = file, bar
 
     def write(self, text: str, /) -> int:
