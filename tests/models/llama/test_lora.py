@@ -10,7 +10,6 @@ import pytest
 import vkjit.numpy as jnp
 from vkjit import random
 from vkjit.errors import ConfigError, DataError
-from vkjit_models.common.gguf import LlamaHyper
 from vkjit_models.llama.config import from_hugging_face, linear_shapes
 from vkjit_models.llama.lora import (
     LoraSpec,
@@ -22,19 +21,7 @@ from vkjit_models.llama.lora import (
 )
 from vkjit_models.llama.model import Inputs, LlamaSpec, LoraPair, forward, rope_tables
 
-HYPER = LlamaHyper(
-    vocab_size=11,
-    hidden_size=8,
-    intermediate_size=12,
-    layers=2,
-    heads=2,
-    kv_heads=1,
-    head_dim=4,
-    rope_theta=1e4,
-    rms_eps=1e-5,
-    tied=True,
-    context_length=16,
-)
+from .tiny import HYPER
 
 
 @pytest.mark.parametrize(
