@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import lora_step
-from benchmarks.case import ADAMW, Array, Case, Namespace, Tree, tree_map
+from benchmarks.case import Array, Case, Namespace, Tree, tree_map
 from benchmarks.packed import Packed, random_blocks
 
 FULL = {
@@ -188,28 +188,13 @@ def torch_program(
     torch: Any, case: Case, given: tuple[Tree, ...], wrap: Callable[..., Any]
 ) -> Callable[[], Any]:
     """A step with the fused AdamW; ``torch.compile`` by region, one program for all blocks."""
-    loss, parameters = _torch_loss(torch, case, given, wrap)
-    optimizer = torch.optim.AdamW(parameters, lr=ADAMW.rate, weight_decay=ADAMW.decay, fused=True)
-
-    def step() -> Any:
-        optimizer.zero_grad(set_to_none=True)
-        value = loss()
-        value.backward()
-        optimizer.step()
-        return value.detach()
-
-    return step
+    return lora_step.torch_step(torch, *_torch_loss(torch, case, given, wrap))
 
 
 def torch_gradient(torch: Any, case: Case, given: tuple[Tree, ...]) -> Callable[[], Any]:
     """Loss and gradient of the adapters, in the order of `inputs`."""
-    loss, parameters = _torch_loss(torch, case, given, lambda function: function)
-
-    def value_and_gradient() -> Any:
-        value = loss()
-        return [value, *torch.autograd.grad(value, parameters)]
-
-    return value_and_gradient
+    found = _torch_loss(torch, case, given, lambda function: function)
+    return lora_step.torch_value_and_gradient(torch, *found)
 
 
 def main(arguments: list[str]) -> int:

@@ -281,7 +281,18 @@ def torch_program(
     torch: Any, case: Case, given: tuple[Tree, ...], wrap: Callable[..., Any]
 ) -> Callable[[], Any]:
     """A step with the fused AdamW; ``torch.compile`` by region, one program for all blocks."""
-    loss, parameters = _torch_loss(torch, case, given, wrap)
+    return torch_step(torch, *_torch_loss(torch, case, given, wrap))
+
+
+def torch_gradient(torch: Any, case: Case, given: tuple[Tree, ...]) -> Callable[[], Any]:
+    """Loss and gradient of the adapters, in the order of `inputs`."""
+    return torch_value_and_gradient(
+        torch, *_torch_loss(torch, case, given, lambda function: function)
+    )
+
+
+def torch_step(torch: Any, loss: Callable[[], Any], parameters: list[Any]) -> Callable[[], Any]:
+    """A step of ``loss`` with the fused AdamW."""
     optimizer = torch.optim.AdamW(parameters, lr=ADAMW.rate, weight_decay=ADAMW.decay, fused=True)
 
     def step() -> Any:
@@ -294,9 +305,10 @@ def torch_program(
     return step
 
 
-def torch_gradient(torch: Any, case: Case, given: tuple[Tree, ...]) -> Callable[[], Any]:
-    """Loss and gradient of the adapters, in the order of `inputs`."""
-    loss, parameters = _torch_loss(torch, case, given, lambda function: function)
+def torch_value_and_gradient(
+    torch: Any, loss: Callable[[], Any], parameters: list[Any]
+) -> Callable[[], Any]:
+    """``loss`` and its gradient in ``parameters``."""
 
     def value_and_gradient() -> Any:
         value = loss()
