@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter
 
+from tests.gguf_files import write_gguf
 from vkjit_models.common.gguf import GgufFile, open_gguf
 from vkjit_models.common.smollm2 import cached_smollm2
 from vkjit_models.common.tokenizer import Tokenizer
@@ -52,26 +52,14 @@ def write_llama(tmp_path: Path) -> WriteLlama:
         tensors: Mapping[str, Any] | None = None,
         architecture: str = "llama",
     ) -> Path:
-        path = tmp_path / "small.gguf"
-        writer = GGUFWriter(path, architecture)
         settings: dict[str, Any] = {
             "embedding_length": 8, "feed_forward_length": 16, "block_count": 1,
             "attention.head_count": 2, "attention.head_count_kv": 1, "context_length": 32,
             "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": 4,
         }  # fmt: skip
-        for key, value in (settings | dict(metadata or {})).items():
-            add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-            add[type(value)](f"llama.{key}", value)
-        for name, value in (_small_tensors() | dict(tensors or {})).items():
-            if isinstance(value, tuple):  # raw blocks and their type
-                writer.add_tensor(name, value[0], raw_dtype=GGMLQuantizationType[value[1]])
-            elif value is not None:
-                writer.add_tensor(name, value)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        whole = {f"llama.{key}": v for key, v in (settings | dict(metadata or {})).items()}
+        values = _small_tensors() | dict(tensors or {})
+        return write_gguf(tmp_path / "small.gguf", architecture, whole, values)
 
     return write
 

@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, quants
 from numpy.typing import NDArray
 
 import vkjit.numpy as jnp
+from tests.gguf_files import write_gguf
 from vkjit.blocks import block_of, decode
 from vkjit.errors import ArgumentError, DataError
 from vkjit_models.common.adapter_config import AdapterConfig
@@ -56,8 +57,6 @@ def write(tmp_path: Path) -> Write:
         tensors: Mapping[str, Any] | None = None,
         architecture: str = "qwen35",
     ) -> Path:
-        path = tmp_path / "small.gguf"
-        writer = GGUFWriter(path, architecture)
         settings: dict[str, Any] = {
             "embedding_length": 8, "feed_forward_length": 16, "block_count": 2,
             "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 4,
@@ -66,19 +65,9 @@ def write(tmp_path: Path) -> Write:
             "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 256,
             "full_attention_interval": 2,
         }  # fmt: skip
-        for key, value in (settings | dict(metadata or {})).items():
-            add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-            add[type(value)](f"{architecture}.{key}", value)
-        for name, value in (small_tensors() | dict(tensors or {})).items():
-            if isinstance(value, tuple):  # raw blocks and their type
-                writer.add_tensor(name, value[0], raw_dtype=GGMLQuantizationType[value[1]])
-            elif value is not None:
-                writer.add_tensor(name, value)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        whole = {f"{architecture}.{key}": v for key, v in (settings | dict(metadata or {})).items()}
+        values = small_tensors() | dict(tensors or {})
+        return write_gguf(tmp_path / "small.gguf", architecture, whole, values)
 
     return write
 
